@@ -95,6 +95,10 @@ TEST_CASE("wrong parts of compositions are refused") {
   CHECK(reason(k::gated(in, in) | k::glu(k::clamp(1, 0)), out) == "in: " + limits);
   CHECK(std::string(k::cpu::matmul(cx, in, k::gated(in, in), k::glu(k::clamp(1, 0)) | out, {4, 4, kCols}).reason()) ==
         "matmul: out: " + limits);
+  CHECK(reason(k::gate_up(k::load(x.data(), kCols), kCols / 2) | k::swiglu(), out) ==
+        "in: gate_up, up_gate: a half has 4 columns, and the call 8");
+  CHECK(reason(k::up_gate(k::load(x.data(), kCols), kCols + 1) | k::swiglu(), out) ==
+        "in: gate_up, up_gate: a half has 9 columns, and the call 8");
   CHECK((y.unchanged() && q.unchanged()));
 }
 

@@ -2,6 +2,7 @@
 // results go apart.
 #pragma once
 
+#include <cstdio>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +11,16 @@
 #include "dequant.h"
 
 KERNELS_BEGIN
+
+namespace detail {
+KERNELS_DETECT(has_check_halves, std::declval<const F&>().check_halves(std::declval<const F&>(), kAny))
+template <class S>
+Status check_gated(const S& gate, const S& up, int64_t rows, int64_t cols) {
+  if constexpr (has_check_halves<S>::value) KERNELS_TRY(gate.check_halves(up, cols));
+  KERNELS_TRY(check_of(gate, rows, cols));
+  return check_of(up, rows, cols);
+}
+}  // namespace detail
 
 // Two matrices of one shape and type: each result is made of a product with either (swiglu(), geglu()).
 template <class S>
@@ -20,10 +31,7 @@ class Gated : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
-  Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_of(gate_, rows, cols));
-    return detail::check_of(up_, rows, cols);
-  }
+  Status check(int64_t rows, int64_t cols) const { return detail::check_gated(gate_, up_, rows, cols); }
   KERNELS_HD const S& gate() const { return gate_; }
   KERNELS_HD const S& up() const { return up_; }
 
@@ -74,12 +82,13 @@ class ColumnsFrom : public Functor {
     detail::prefetch(source_, row, first_ + begin, first_ + end);
   }
 
+ protected:
+  S source_;
+  int64_t first_;
+
  private:
   template <class T>
   KERNELS_HD auto with(const T& source) const { return ColumnsFrom<T>(source, first_); }
-
-  S source_;
-  int64_t first_;
 };
 
 template <class S>
@@ -88,21 +97,37 @@ ColumnsFrom<S> columns(S source, int64_t first) {
   return {source, first};
 }
 
+// One of the halves of a source of 2 n columns: from column 0 or n on.
+template <class S>
+class HalfOf : public ColumnsFrom<S> {
+ public:
+  using ColumnsFrom<S>::ColumnsFrom;
+
+  Status check_halves(const HalfOf& other, int64_t cols) const {
+    static thread_local char text[128];
+    const long long n = this->first_ + other.first_;
+    if (n == cols) return {};
+    std::snprintf(text, sizeof(text), "gate_up, up_gate: a half has %lld columns, and the call %lld", n,
+                  static_cast<long long>(cols));
+    return invalid(text);
+  }
+};
+
 // The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the
 // other way around.
 template <class S>
-Gated<ColumnsFrom<S>> gate_up(S source, int64_t n) {
+Gated<HalfOf<S>> gate_up(S source, int64_t n) {
   static_assert(
       !detail::has_effects<S>,
       "gate_up() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
-  return gated(columns(source, 0), columns(source, n));
+  return {{source, 0}, {source, n}};
 }
 template <class S>
-Gated<ColumnsFrom<S>> up_gate(S source, int64_t n) {
+Gated<HalfOf<S>> up_gate(S source, int64_t n) {
   static_assert(
       !detail::has_effects<S>,
       "up_gate() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
-  return gated(columns(source, n), columns(source, 0));
+  return {{source, n}, {source, 0}};
 }
 
 // What gated() sources become with a gate's activation behind them: activation(gate) * up.
@@ -136,8 +161,7 @@ class Joined : public Functor {
   int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(glu_.check(rows, cols));
-    KERNELS_TRY(detail::check_of(gate_, rows, cols));
-    return detail::check_of(up_, rows, cols);
+    return detail::check_gated(gate_, up_, rows, cols);
   }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
