@@ -24,10 +24,6 @@ KERNELS_BEGIN
 namespace detail {
 
 template <class T>
-constexpr bool is_code =
-    std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value || std::is_same<T, float8_e5m2>::value;
-
-template <class T>
 Status check_codes(const T* q, int64_t ld, int64_t rows, int64_t cols) {
   KERNELS_TRY(
       check_pointer(q, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
@@ -82,9 +78,9 @@ class QuantizeBy : public Functor {
 };
 
 template <class T, class U, class Zero>
-QuantizeBy<T, Scales<U, Zero>> quantize(T* q, int64_t ld, Scales<U, Zero> scales) {
-  static_assert(detail::is_code<T>, "quantize() writes int8_t, float8_e4m3 or float8_e5m2");
-  return {q, ld, scales};
+auto quantize(T* q, int64_t ld, Scales<U, Zero> scales) {
+  if constexpr (detail::takes_codes<T>()) return QuantizeBy<T, Scales<U, Zero>>(q, ld, scales);
+  else return QuantizeBy<int8_t, Scales<U, Zero>>(nullptr, ld, scales);
 }
 
 // Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy()
@@ -131,15 +127,15 @@ class QuantizeGroups : public Functor {
 
 // Groups of any number of columns; the last of a row may have fewer. Powers of two from 16 on are the fastest.
 template <class T>
-QuantizeGroups<T> quantize(T* q, int64_t ld, float* scales, int64_t scales_ld, int group) {
-  static_assert(detail::is_code<T>, "quantize() writes int8_t, float8_e4m3 or float8_e5m2");
-  return {q, ld, scales, scales_ld, group};
+auto quantize(T* q, int64_t ld, float* scales, int64_t scales_ld, int group) {
+  if constexpr (detail::takes_codes<T>()) return QuantizeGroups<T>(q, ld, scales, scales_ld, group);
+  else return QuantizeGroups<int8_t>(nullptr, ld, scales, scales_ld, group);
 }
 template <class T, class S>
-QuantizeGroups<T> quantize(T* q, int64_t ld, S*, int64_t scales_ld, int group) {
+auto quantize(T* q, int64_t ld, S*, int64_t scales_ld, int group) {
   static_assert(std::is_same<S, float>::value,
                 "quantize() writes the scales that it finds as floats; given ones are k::group_scales(p, ld, group)");
-  return {q, ld, nullptr, scales_ld, group};
+  return quantize(q, ld, static_cast<float*>(nullptr), scales_ld, group);
 }
 
 KERNELS_END

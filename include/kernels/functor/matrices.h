@@ -149,6 +149,13 @@ struct Glu : Functor {
   }
   template <class S>
   Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }
+  template <class S>
+  S on_source(const S& source) const {
+    static_assert(
+        !detail::is_source<S>,
+        "swiglu() and other glu() behind one source: k::gated(gate, up) | k::swiglu() has two, k::gate_up(source, n) | k::swiglu() two halves");
+    return source;
+  }
 };
 
 template <class S, class Activation>

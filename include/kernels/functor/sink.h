@@ -344,14 +344,29 @@ class Quantize : public Functor {
   float* scales_;
 };
 
+namespace detail {
 template <class T>
-Quantize<T> quantize(T* q, int64_t ld, float* scales) { return {q, ld, scales}; }
+constexpr bool is_code =
+    std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value || std::is_same<T, float8_e5m2>::value;
+template <class T>
+constexpr bool takes_codes() {
+  static_assert(is_code<T>,
+                "quantize() writes int8_t, float8_e4m3 or float8_e5m2; k::store(p, ld) writes half and the like");
+  return is_code<T>;
+}
+}  // namespace detail
+
+template <class T>
+auto quantize(T* q, int64_t ld, float* scales) {
+  if constexpr (detail::takes_codes<T>()) return Quantize<T>(q, ld, scales);
+  else return Quantize<int8_t>(nullptr, ld, scales);
+}
 template <class T, class S>
-Quantize<T> quantize(T* q, int64_t ld, S*) {
+auto quantize(T* q, int64_t ld, S*) {
   static_assert(
       std::is_same<S, float>::value,
       "quantize() writes the scales that it finds as floats; given ones are k::tensor_scale(p), k::row_scales(p) or k::group_scales(p, ld, group)");
-  return {q, ld, nullptr};
+  return quantize(q, ld, static_cast<float*>(nullptr));
 }
 
 KERNELS_END

@@ -12,6 +12,7 @@
 // FAILS ROWS_QUANTIZE_GROUPS: goes with copy() alone
 // FAILS COPY_GATED: gated() becomes one with swiglu()
 // FAILS GATED_HALVES: gate_up() reads a row in two places
+// FAILS GLU_OF_ONE_SOURCE: swiglu() and other glu() behind one source: k::gated(gate, up) | k::swiglu()
 // FAILS GLU_OF_A_NUMBER: glu() takes a map of single values
 // FAILS MAP_WITH_A_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
 // FAILS MAP_OF_NOTHING: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
@@ -32,6 +33,9 @@
 // FAILS MATMUL_STACKED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_GATED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS QUANTIZE_HALF_SCALES: quantize() writes the scales that it finds as floats
+// FAILS QUANTIZE_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
+// FAILS QUANTIZE_GROUPS_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
+// FAILS QUANTIZE_BY_SCALES_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
 // FAILS QUANTIZE_HALF_GROUPS: quantize() writes the scales that it finds as floats
 // FAILS GATED_TYPES: two matrices of one type
 // FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
@@ -123,6 +127,8 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::copy(cx, k::gated(in, in), out, n, n);
 #elif defined(GATED_HALVES)
   return k::cpu::copy(cx, k::gate_up(in | k::tee(y, n), n / 2) | k::swiglu(), out, n, n);
+#elif defined(GLU_OF_ONE_SOURCE)
+  return k::cpu::copy(cx, in | k::scale(2) | k::swiglu(), out, n, n);
 #elif defined(GLU_OF_A_NUMBER)
   return k::cpu::copy(cx, k::gated(in, in) | k::glu(2), out, n, n);
 #elif defined(MAP_WITH_A_STATE)
@@ -163,6 +169,12 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::matmul(cx, in, k::gated(k::load(words, n), k::load(words, n)), k::swiglu() | out, product);
 #elif defined(QUANTIZE_HALF_SCALES)
   return k::cpu::copy(cx, in, k::quantize(codes, n, halves), n, n);
+#elif defined(QUANTIZE_TO_HALVES)
+  return k::cpu::rmsnorm(cx, in, k::quantize(halves, n, y), n, n);
+#elif defined(QUANTIZE_GROUPS_TO_HALVES)
+  return k::cpu::copy(cx, in, k::quantize(halves, n, y, n, 16), n, n);
+#elif defined(QUANTIZE_BY_SCALES_TO_HALVES)
+  return k::cpu::copy(cx, in, k::quantize(halves, n, k::tensor_scale(p)), n, n);
 #elif defined(QUANTIZE_HALF_GROUPS)
   return k::cpu::copy(cx, in, k::quantize(codes, n, halves, n, 16), n, n);
 #elif defined(GATED_TYPES)
