@@ -120,6 +120,11 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
 }
 
+template <int kDim = 0, class Q, class Kv, class Out>
+[[nodiscard]] Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&) {
+  return detail::without_score<Q>();
+}
+
 // How such a call would run, without a workspace or with one, and why it does not run faster: core/attention_plan.h.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
@@ -213,6 +218,12 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
   return detail::run_decode<kDim, true>(ex, q, kv, out, shape, score, workspace, options, mode);
+}
+
+template <int kDim = 0, class Q, class Kv, class Out>
+[[nodiscard]] Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const Workspace& = {},
+                            const Attention& = {}) {
+  return detail::without_score<Q>();
 }
 
 // How such a call would run. Where plan.path is plain, plan.why_not says why it does not take tensor cores; an empty

@@ -320,11 +320,25 @@ class KvCache : public KvView {
   Where where_;
 };
 
+namespace detail {
+KERNELS_DETECT(has_runs, std::declval<typename F::Run>())
+template <class K, class V, class Where>
+auto kv_cache(K k, V v, const Where& where) {
+  constexpr bool tensors = has_runs<K>::value && has_runs<V>::value;
+  static_assert(
+      tensors,
+      "kv: keys and values are tensors, which say where heads and positions lie: k::nhd(p, positions, heads, dim), k::hnd or k::strided");
+  using Any = KvTensor<const float>;
+  if constexpr (tensors) return KvCache<K, V, Where>(k, v, where);
+  else return KvCache<Any, Any, Where>({nullptr, 0, 0, 0}, {nullptr, 0, 0, 0}, where);
+}
+}  // namespace detail
+
 template <class K, class V>
-KvCache<K, V, Dense> dense_kv(K k, V v, Lengths lengths) { return {k, v, {lengths}}; }
+auto dense_kv(K k, V v, Lengths lengths) { return detail::kv_cache(k, v, Dense{lengths}); }
 template <class K, class V>
-KvCache<K, V, Ragged> ragged_kv(K k, V v, const int32_t* offsets) { return {k, v, {offsets}}; }
+auto ragged_kv(K k, V v, const int32_t* offsets) { return detail::kv_cache(k, v, Ragged{offsets}); }
 template <class K, class V>
-KvCache<K, V, Paged> paged_kv(K k, V v, Pages pages, Lengths lengths) { return {k, v, {pages, lengths}}; }
+auto paged_kv(K k, V v, Pages pages, Lengths lengths) { return detail::kv_cache(k, v, Paged{pages, lengths}); }
 
 KERNELS_END

@@ -344,6 +344,14 @@ constexpr bool takes_score() {
   return score && Acts<S>::value;
 }
 
+// What a call says that leaves the score out.
+template <class Q>
+Status without_score() {
+  static_assert(std::is_void<Q>::value,
+                "there must be a score behind the shape (score.h): k::no_mask(), k::causal() ..., composed with &");
+  return not_compiled();
+}
+
 template <class Kv>
 constexpr bool takes_view() {
   constexpr bool view = std::is_base_of<KvView, Kv>::value;

@@ -221,15 +221,19 @@ struct AsItIsOp {
 
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------
 
+class RmsNorm;
+
 // k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row. OneFlow's name for rstd,
 // 1 / sqrt(variance + eps), is inv_variance.
 class LayerNorm {
  public:
   LayerNorm() = default;
-  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value || std::is_same<N, RmsNorm>::value>>
   LayerNorm(N) {
     static_assert(!std::is_arithmetic<N>::value,
                   "layernorm: a number where there must be options: k::LayerNorm{}.eps(1e-5)");
+    static_assert(!std::is_same<N, RmsNorm>::value,
+                  "layernorm: options of RmsNorm where there must be those of LayerNorm: k::LayerNorm{}.eps(1e-5)");
   }
 
   LayerNorm& eps(double value) { eps_ = value; return *this; }
@@ -258,10 +262,12 @@ class LayerNorm {
 class RmsNorm {
  public:
   RmsNorm() = default;
-  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value || std::is_same<N, LayerNorm>::value>>
   RmsNorm(N) {
     static_assert(!std::is_arithmetic<N>::value,
                   "rmsnorm: a number where there must be options: k::RmsNorm{}.eps(1e-6)");
+    static_assert(!std::is_same<N, LayerNorm>::value,
+                  "rmsnorm: options of LayerNorm where there must be those of RmsNorm: k::RmsNorm{}.eps(1e-6)");
   }
 
   RmsNorm& eps(double value) { eps_ = value; return *this; }

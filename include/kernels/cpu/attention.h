@@ -50,6 +50,11 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   }
 }
 
+template <int kDim = 0, class Q, class Kv, class Out>
+Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&) {
+  return ::kernels::detail::without_score<Q>();
+}
+
 inline size_t decode_workspace_bytes(const AttentionShape& shape) {
   const auto count = [](int64_t n) { return n > 0 ? size_t(n) : 0; };
   return count(shape.batch) * count(shape.q_len) * count(shape.heads) * ::kernels::detail::host::kMostSplits *
@@ -86,6 +91,12 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.team(), static_cast<float*>(workspace.ptr));
     return {};
   }
+}
+
+template <int kDim = 0, class Q, class Kv, class Out>
+Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const Workspace& = {},
+              const Attention& = {}) {
+  return ::kernels::detail::without_score<Q>();
 }
 
 // Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`

@@ -8,6 +8,8 @@
 // FAILS ROWS_MAP_LAST: a map where there must be a sink
 // FAILS RMSNORM_EPS: rmsnorm: a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS LAYERNORM_EPS: layernorm: a number where there must be options: k::LayerNorm{}.eps(1e-5)
+// FAILS RMSNORM_OPTIONS: rmsnorm: options of LayerNorm where there must be those of RmsNorm: k::RmsNorm{}.eps(1e-6)
+// FAILS LAYERNORM_OPTIONS: layernorm: options of RmsNorm where there must be those of LayerNorm
 // FAILS COPY_POINTER: a pointer where there must be a source
 // FAILS ROWS_QUANTIZE_GROUPS: goes with copy() alone
 // FAILS COPY_GATED: gated() becomes one with swiglu()
@@ -40,6 +42,9 @@
 // FAILS GATED_TYPES: two matrices of one type
 // FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
 // FAILS DECODE_ROW_MAP: the score of attention is k::causal()
+// FAILS ATTENTION_NO_SCORE: there must be a score behind the shape
+// FAILS DECODE_NO_SCORE: there must be a score behind the shape
+// FAILS DECODE_WORKSPACE_ALONE: there must be a score behind the shape
 // FAILS ATTENTION_TRUE: there must be a score here
 // FAILS ATTENTION_EMPTY: there must be a score here
 // FAILS ATTENTION_MISSPELLED: its transform, visible, kv_range or sink must be const
@@ -50,6 +55,9 @@
 // FAILS ATTENTION_POINTER: a pointer where there must be a source
 // FAILS ATTENTION_KEYS: there must be a view of keys and values here
 // FAILS ATTENTION_TENSOR: there must be a view of keys and values here
+// FAILS KEYS_POINTERS: kv: keys and values are tensors, which say where heads and positions lie: k::nhd
+// FAILS RAGGED_POINTERS: kv: keys and values are tensors, which say where heads and positions lie: k::nhd
+// FAILS PAGED_SOURCES: kv: keys and values are tensors, which say where heads and positions lie: k::nhd
 // FAILS KEYS_SCALE: kv: a number where there must be a pointer: scale(p) reads *p
 // FAILS KEYS_SCALES: kv: a number where there must be a pointer: scale(p) reads *p
 // FAILS KEYS_HEAD_SCALES: kv: a number where there must be a pointer: scale(p) reads *p
@@ -119,6 +127,10 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::rmsnorm(cx, in, out, n, n, 1e-6);
 #elif defined(LAYERNORM_EPS)
   return k::cpu::layernorm(cx, in, out, n, n, 1e-5f);
+#elif defined(RMSNORM_OPTIONS)
+  return k::cpu::rmsnorm(cx, in, out, n, n, k::LayerNorm{});
+#elif defined(LAYERNORM_OPTIONS)
+  return k::cpu::layernorm(cx, in, out, n, n, k::RmsNorm{}.eps(1e-5));
 #elif defined(COPY_POINTER)
   return k::cpu::copy(cx, y, out, n, n);
 #elif defined(ROWS_QUANTIZE_GROUPS)
@@ -183,6 +195,12 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::attention(cx, in, kv, out, shape, k::causal(4, 4));
 #elif defined(DECODE_ROW_MAP)
   return k::cpu::decode(cx, in, kv, out, shape, k::causal(4, 4), k::Workspace{});
+#elif defined(ATTENTION_NO_SCORE)
+  return k::cpu::attention(cx, in, kv, out, {1, 1, 1, 1, 64});
+#elif defined(DECODE_NO_SCORE)
+  return k::cpu::decode(cx, in, kv, out, shape);
+#elif defined(DECODE_WORKSPACE_ALONE)
+  return k::cpu::decode<64>(cx, in, kv, out, shape, k::Workspace{}, k::Attention{}.scale(1));
 #elif defined(ATTENTION_TRUE)
   return k::cpu::attention(cx, in, kv, out, shape, true);
 #elif defined(ATTENTION_EMPTY)
@@ -203,6 +221,12 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::attention(cx, in, in, out, shape, k::causal());
 #elif defined(ATTENTION_TENSOR)
   return k::cpu::attention(cx, in, side, out, shape, k::causal());
+#elif defined(KEYS_POINTERS)
+  return k::cpu::attention(cx, in, k::dense_kv(p, p, n), out, shape, k::causal());
+#elif defined(RAGGED_POINTERS)
+  return k::cpu::attention(cx, in, k::ragged_kv(side, halves, ids), out, shape, k::causal());
+#elif defined(PAGED_SOURCES)
+  return k::cpu::attention(cx, in, k::paged_kv(in, in, k::pages(ids, 1, 1), n), out, shape, k::causal());
 #elif defined(KEYS_SCALE)
   return k::cpu::attention(cx, in, k::dense_kv(side.scale(0.5f), side, n), out, shape, k::causal());
 #elif defined(KEYS_SCALES)

@@ -3,6 +3,7 @@
 // FAILS ROWS: a pointer where there must be a source
 // FAILS PLANNED_ROWS: a source where there must be a sink
 // FAILS RMSNORM_EPS: a number where there must be options: k::RmsNorm{}.eps(1e-6)
+// FAILS RMSNORM_OPTIONS: options of LayerNorm where there must be those of RmsNorm
 // FAILS COPY: a map where there must be a source
 // FAILS COPY_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
 // FAILS MATMUL: a pointer where there must be a source
@@ -10,6 +11,8 @@
 // FAILS MATMUL_SCALES: a pointer or a number where there must be scales
 // FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS ATTENTION: the score of attention is k::causal()
+// FAILS ATTENTION_NO_SCORE: there must be a score behind the shape
+// FAILS DECODE_NO_SCORE: there must be a score behind the shape
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS DECODE: there must be a score here
 // FAILS DECODE_KEYS: there must be a view of keys and values here
@@ -51,6 +54,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::row_plan(ex, k::Softmax{}, in, in, n, n, k::RowPolicy{}, plan);
 #elif defined(RMSNORM_EPS)
   return k::rmsnorm(ex, in, out, n, n, 1e-6);
+#elif defined(RMSNORM_OPTIONS)
+  return k::rmsnorm(ex, in, out, n, n, k::LayerNorm{});
 #elif defined(COPY)
   return k::copy(ex, k::scale(2), out, n, n);
 #elif defined(COPY_STATE)
@@ -66,6 +71,10 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::matmul(ex, in, k::load(ids, n), out, {n, n, n});
 #elif defined(ATTENTION)
   return k::attention(ex, in, kv, out, shape, k::causal(4, 4));
+#elif defined(ATTENTION_NO_SCORE)
+  return k::attention<64>(ex, in, kv, out, {1, 1, 1, 1, 64});
+#elif defined(DECODE_NO_SCORE)
+  return k::decode(ex, in, kv, out, shape, k::Workspace{});
 #elif defined(ATTENTION_PIPE)
   return k::attention(ex, in, kv, out, shape, k::causal() | k::soft_cap(30));
 #elif defined(DECODE)
