@@ -467,7 +467,8 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out,
                {2, n, cols}) == "matmul: w: dequant: a pointer to scales or zeros is null");
   CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "matmul: w: 4-bit weights: the pointer is null");
-  const std::string stride = "matmul: w: 4-bit weights: the row stride is not a multiple of 8, or smaller than a row";
+  const std::string stride =
+      "matmul: w: 4-bit weights: the row stride (counted in codes) is not a multiple of 8, or smaller than a row";
   CHECK(reason(in, k::uint4(codes.data(), cols + 4), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) ==

@@ -193,7 +193,8 @@ class Words : public Functor {
     KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null",
                                       "4-bit weights: the pointer is not aligned for words of 32 bits"));
     if (ld_ % 8 != 0 || (ld_ < cols && rows > 1))
-      return invalid("4-bit weights: the row stride is not a multiple of 8, or smaller than a row");
+      return invalid(
+          "4-bit weights: the row stride (counted in codes) is not a multiple of 8, or smaller than a row");
     if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
     return {};
   }
