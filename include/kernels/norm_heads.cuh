@@ -8,10 +8,10 @@
 //   // Qwen3's; Gemma-3 has one_plus(q_weight)
 //
 // The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the
-// others (values) pass as they are; all reach the sink, which may be any: qkv() and what else comes behind a product of
-// queries, keys and values, in the same words. rope | sink turns pairs of either kind, and maps before it (a norm's
-// weight) see the true columns. The weights of the product ahead need no paired(). RmsNorm{}.rstd(p) gets tokens x
-// normed numbers.
+// others (values) are not; all go by way of the sink's maps to the sink, which may be any: qkv() and what else comes
+// behind a product of queries, keys and values, in the same words. rope | sink turns pairs of either kind, and maps
+// before it (a norm's weight) see the true columns. The weights of the product ahead need no paired().
+// RmsNorm{}.rstd(p) gets tokens x normed numbers.
 //
 // dim: even, up to 256. In place is fine. A head is read once, into registers. Computed in the source's type, float or
 // double; rope in float. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives
