@@ -32,14 +32,21 @@ struct IsByGroup : SinksGroups<F> {};
 template <class F>
 constexpr bool by_group = AnyPart<IsByGroup, F>::value;
 
+// Maps that make one value of two, of which a sink gets them from products alone.
+KERNELS_DETECT(JoinsTwo, F::joins_two)
+
 // Whether a pass that sees each value once does, and a row operation.
 template <class Source, class Sink>
 constexpr bool takes_copy() {
-  constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
-  if constexpr (right)
+  constexpr bool right = takes_source<Source>() && takes_sink<Sink>(), joins = AnyPart<JoinsTwo, Sink>::value;
+  if constexpr (right) {
     static_assert(!wants_pairs<Sink>(),
                   "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
-  return right;
+    static_assert(
+        !joins,
+        "swiglu() and other glu() before a sink are for products; elsewhere they join what is read: k::gated(gate, up) | k::swiglu(), k::gate_up(source, n) | k::swiglu()");
+  }
+  return right && !joins;
 }
 template <class Source, class Sink>
 constexpr bool takes_rows() {

@@ -138,6 +138,7 @@ class Joined;
 template <class Activation>
 struct Glu : Functor {
   static constexpr Role role = Role::map;
+  static constexpr bool joins_two = true;
   Activation activation;
   Glu(Activation a = {}) : activation(a) {}
   Status check(int64_t rows, int64_t cols) const { return detail::check_of(activation, rows, cols); }

@@ -15,6 +15,8 @@
 // FAILS COPY_GATED: gated() becomes one with swiglu()
 // FAILS GATED_HALVES: gate_up() reads a row in two places
 // FAILS GLU_OF_ONE_SOURCE: swiglu() and other glu() behind one source: k::gated(gate, up) | k::swiglu()
+// FAILS GLU_BEFORE_A_SINK: swiglu() and other glu() before a sink are for products
+// FAILS GLU_BEHIND_A_ROW: swiglu() and other glu() before a sink are for products
 // FAILS GLU_OF_A_NUMBER: glu() takes a map of single values
 // FAILS MAP_WITH_A_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
 // FAILS MAP_OF_NOTHING: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
@@ -141,6 +143,10 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::copy(cx, k::gate_up(in | k::tee(y, n), n / 2) | k::swiglu(), out, n, n);
 #elif defined(GLU_OF_ONE_SOURCE)
   return k::cpu::copy(cx, in | k::scale(2) | k::swiglu(), out, n, n);
+#elif defined(GLU_BEFORE_A_SINK)
+  return k::cpu::copy(cx, in, k::swiglu() | out, n, n);
+#elif defined(GLU_BEHIND_A_ROW)
+  return k::cpu::softmax(cx, in, k::scale(2) | k::swiglu() | out, n, n);
 #elif defined(GLU_OF_A_NUMBER)
   return k::cpu::copy(cx, k::gated(in, in) | k::glu(2), out, n, n);
 #elif defined(MAP_WITH_A_STATE)
