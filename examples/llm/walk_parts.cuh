@@ -39,8 +39,8 @@ constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2,
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
 // Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an H200 12
 // layers of Mistral-7B and the head take, in fp16 behind 4,000 tokens, 1,392 with 16 and 1,400 with 8; but behind
-// 16,000 models made 1 to 3 % fewer tokens with 16 than an earlier version with 8, probably as keys want room in the
-// L2. In int4, behind 120 tokens, it is 526 us with 0, 527 with 8, 528 with 16.
+// 16,000 Llama-3.2-1B makes 1,142 tokens a second with 8 and 1,092 with 16, probably as keys want room in the L2. In
+// int4, behind 120 tokens, it is 526 us with 0, 527 with 8, 528 with 16.
 constexpr int kAhead = kBits == 4 ? 0 : 8;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
