@@ -33,12 +33,14 @@ template <class F>
 constexpr bool by_group = AnyPart<IsByGroup, F>::value;
 
 // Maps that make one value of two, of which a sink gets them from products alone.
-KERNELS_DETECT(JoinsTwo, F::joins_two)
+KERNELS_DETECT(declares_joining, F::joins_two)
+template <class F>
+struct JoinsTwo : declares_joining<F> {};
 
 // Whether a pass that sees each value once does, and a row operation.
 template <class Source, class Sink>
 constexpr bool takes_copy() {
-  constexpr bool right = takes_source<Source>() && takes_sink<Sink>(), joins = AnyPart<JoinsTwo, Sink>::value;
+  constexpr bool joins = AnyPart<JoinsTwo, Sink>::value, right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) {
     static_assert(!wants_pairs<Sink>(),
                   "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
