@@ -216,9 +216,7 @@ CLI::App& add_passkey(CLI::App& app, Given& g) {
   command.add_option("--length", g.length, "tokens of the text; 0: the context")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 24));
-  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")->capture_default_str();
   add_seed(command, g.settings, "which number");
   return command;
 }

@@ -164,8 +164,10 @@ expect 'perplexity of no file' refuses 'none'
 run passkey --length 150 --seed 3 -q
 expect 'passkey' ends_with 1
 expect 'passkey' prints '^not found: [0-9]+ behind [0-9]+ tokens'
-run passkey --length 150 --depth nan -q
-expect 'passkey at no depth' refuses 'depth is not between 0 and 1'
+for depth in nan 1.5 -0.5; do
+  run passkey --length 150 --depth $depth -q
+  expect "passkey at the depth $depth" refuses 'depth is not between 0 and 1'
+done
 run bench --steps 4 --contexts 0,100 --prompt-tokens 64 --texts 2 --json
 expect 'bench' prints '"context":100,.*"share_of_reading":[0-9.]+,.*"texts":2'
 sed -E 's/"tokens_per_s":[0-9.]+/"tokens_per_s":1e-3/g' "$work/out" > "$work/slow"
