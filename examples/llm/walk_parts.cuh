@@ -31,10 +31,10 @@ constexpr int kChunk = 1024;                                                // b
 // 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
 // layers of Mistral-7B behind 120 tokens and the head take 1,761 us in fp16, 1,774 with 3 and 2, 1,787 with 4 and 3, in
 // int8 867, 869; Llama-3.2-1B in bf16 817, 824, 833; int4 takes 547, 561 with 3 and 2, 579 with 4 and 1, 551 with 2 and
-// 1 (programs that were not kept, which launch this alone). On an H200 an
-// earlier version of this made, of Mistral-7B, 302 tokens a second in fp16, 294 with 3 and 2, 299 with 6 and 2; in int8
-// 521, 516, 517; in int4 695, 692 with 4 and 1, 676 with 4 and 2. With the present one 12 layers and the head take 527
-// us behind 120 tokens in int4, 526 with 4 and 1, 554 with 3 and 2.
+// 1 (programs that were not kept, which launch this alone). On an H200 an earlier version of this made, of Mistral-7B,
+// 302 tokens a second in fp16, 294 with 3 and 2, 299 with 6 and 2; in int8 521, 516, 517; in int4 695, 692 with 4 and
+// 1, 676 with 4 and 2. With the present one 12 layers and the head take 527 us behind 120 tokens in int4, 526 with 4
+// and 1, 554 with 3 and 2.
 constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
 // Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an H200 12

@@ -84,7 +84,7 @@ class Append : public Functor {
         at_(at),
         heads_(head_dim),
         head_dim_(head_dim),
-        most_(where.most_positions(tensor.positions())) {
+        most_positions_(where.most_positions(tensor.positions())) {
     static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
     static_assert(Tensor::writable, "append: the view is made of pointers to const: nhd() and hnd() take others, too");
   }
@@ -156,7 +156,7 @@ class Append : public Functor {
   }
 
  private:
-  KERNELS_HD bool has(int64_t pos) const { return uint64_t(pos) < uint64_t(most_); }
+  KERNELS_HD bool has(int64_t pos) const { return uint64_t(pos) < uint64_t(most_positions_); }
   // Pointers to const have been refused above: one message is enough.
   KERNELS_HD T* at(const KvSlot& slot, int64_t head) const { return const_cast<T*>(tensor_.at(slot, head)); }
 
@@ -164,7 +164,7 @@ class Append : public Functor {
   Where where_;
   AppendAt at_;
   detail::Divisor heads_;
-  int64_t head_dim_, most_;  // positions of a sequence
+  int64_t head_dim_, most_positions_;  // of a sequence
 };
 
 // The same with a scale for each position and head, which is found.
