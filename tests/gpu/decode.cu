@@ -102,6 +102,28 @@ TEST_CASE("decode: larger heads with several queries") {
   CHECK_TALLY(t);
 }
 
+// More rows than a warp has registers for are those of two teams, which share what they bring.
+TEST_CASE("decode: rows of two teams") {
+  Tally t;
+  for (const int64_t dim : {72, 128, 256}) {
+    for (const int64_t page : {0, 7, 16, 64}) {
+      AttentionCase c{{8, 5, 6, 1, 3, 11}, {700, 5, 1300, 70, 2, 333}, 8, 2, dim};
+      c.ragged_q = true;
+      const Placement where(page == 0 ? Layout::nhd : Layout::paged_nhd, c.kv_lens, c.kv_heads,
+                            std::max<int64_t>(1, page));
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+          value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      for (c.splits = 0; c.splits < 4; c.splits += 3) {
+        for (const auto mode : {k::DecodeMode::precise, k::DecodeMode::tensor}) {
+          if (t.leaves_out()) continue;
+          check_half<0>(t, "pages of " + std::to_string(page), c, where, key, value, mode, 7);
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: kernels for larger heads than are given") {
   Tally t;
   for (const int64_t dim : {64, 128, 192}) {

@@ -162,12 +162,13 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
 
 // Warps take up to four tiles of codes at a time: with one or two parts of the keys, as many as each length leaves for
 // the last step. Tiles are in a page, in two, in many; windows begin anywhere. Of many sequences two heads are worked
-// on together.
+// on together; of five queries a warp has one tile for half of the rows.
 TEST_CASE("decode: several tiles of codes") {
   Tally t;
   for (const int64_t page : {0, 1, 7, 16, 24, 64}) {
     for (AttentionCase c : {AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 64},
                             AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 128},
+                            AttentionCase{{5, 5, 5, 5, 5}, {170, 7, 2300, 850, 530}, 8, 2, 128},
                             AttentionCase{std::vector<int64_t>(kMany, 1), many_lengths(), 16, 4, 128},
                             AttentionCase{std::vector<int64_t>(kMany, 1), many_lengths(), 8, 4, 96}}) {
       const int64_t dim = c.dim;

@@ -19,17 +19,18 @@ struct HeadSize {
   struct Hopper {
     int keys, groups;
   } copied, decoded;
-  // decode() by tensor cores: rows that are worked on together, as many as registers allow, and warps at most.
-  int decode_rows, decode_warps;
+  // decode() by tensor cores: rows that are worked on together, by how many teams of warps, each with as many as
+  // registers allow; and warps that have keys of their own, at most.
+  int decode_rows, decode_teams, decode_warps;
 };
 
 // With 64 columns a third group of sm_90a has room, and exponentials are what takes long, unless the producer needs
 // registers to decode; with 256 there is shared memory for 80 keys, but a producer has registers for the codes of 64.
 inline constexpr HeadSize kHeadSizes[] = {
-    {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 8},
-    {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 16, 8},
-    {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 4},
-    {576, 512, 2, 1, 32, 256, 1, {}, {}, 8, 2},
+    {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 2, 8},
+    {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 2, 8},
+    {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 2, 4},
+    {576, 512, 2, 1, 32, 256, 1, {}, {}, 8, 1, 2},
 };
 // Whose keys hold their values as well, in a kernel of their own (prefill_latent.cuh).
 constexpr int kLatentDim = 576, kLatentCols = 512;

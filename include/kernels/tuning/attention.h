@@ -21,7 +21,7 @@ constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 // 2026-11, by a program that was not kept), 32 heads over 8, half, two tiles of 8 rows and one of 16: 4 queries on
 // 1,024 keys 8.8 and 12.1 us, 2,048 of 8 sequences 21.2 and 26.6, 32,768 39.8 and 42.2, 131,072 171 and 130; of 64
 // columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70. With 8 queries of 64 columns two tiles of 16 rows and
-// one of 32: 2,048 keys of 8 sequences 16.7 and 27.7, 131,072 107 and 92. Three or four tiles instead of two took
+// one of 32, of two teams: 8,192 keys 14.8 and 20.5, 131,072 107 and 101. Three or four tiles instead of two took
 // longer.
 constexpr int kKeysOfTwoTiles = 32768;
 

@@ -34,10 +34,7 @@ inline int even_blocks(int64_t items, int tiles, int most) {
                                                           : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * (tiles > 1 ? 11 : 12) ? int(even) : most;
 }
-// Rows that are worked on together, with heads of up to `dim` columns. H200, 32 heads over 8 of 128 columns, half: 8
-// queries on 8,192 keys take 19.5 us in tiles of 16 rows and 46.7 in one of 32, whose registers spill; on 131,072 keys
-// 159 and 227, of 32 sequences of 2,048 136 and 135. Of 64 columns 32 rows fit in registers: 14.8 and 22.8 us,
-// 107 and 92, 70 and 56.
+// Rows that are worked on together, with heads of up to `dim` columns.
 constexpr int decode_rows(int64_t rows, int64_t dim) {
   return rows <= 8 ? 8 : rows <= 16 && head_size(dim).decode_rows > 16 ? 16 : head_size(dim).decode_rows;
 }
@@ -151,8 +148,9 @@ class DecodeEngine {
     return with_head_size<kLargest>(greater(p_.dim, p_.v_dim), [this](auto size) {
       constexpr HeadSize kSize = head_size(size());
       using Few = TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts>;
-      using Some = TensorRows<P, kSize.dim, kSize.v_dim, decode_rows(16, kSize.dim) / 8, kParts>;
-      using Many = TensorRows<P, kSize.dim, kSize.v_dim, kSize.decode_rows / 8, kParts>;
+      constexpr int kTeams = kSize.decode_teams;
+      using Many = TensorRows<P, kSize.dim, kSize.v_dim, kSize.decode_rows / 8 / kTeams, kParts, 1, kTeams>;
+      using Some = std::conditional_t<(kSize.decode_rows > 16), TensorRows<P, kSize.dim, kSize.v_dim, 2, kParts>, Many>;
       const int64_t rows = p_.shape.q_len * p_.group;
       if constexpr (pairs_heads<Few, kSize.dim>()) {
         constexpr bool four_bits = Few::Keys::kPack == 32 && Few::Values::kPack == 32;
@@ -161,12 +159,12 @@ class DecodeEngine {
             ex_.device().sm_count <= parts * (p_.shape.batch * p_.kv_heads / 2))
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
       }
-      // With 256 columns tiles of 16 rows spill registers, but read keys once: 4 queries of 16 heads over 4, on 2,048
-      // keys of 8 sequences, took 57.2 us, and 29.7 in tiles of 8 rows; of 32 sequences 84.7 and 128.9 (H200). More
-      // than eight tiles of 8 rows were not measured.
-      const bool few = kSize.dim == 256 ? rows <= 64 && at_once(rows, 8) : two_tiles(rows, 8);
-      if (rows <= 8 || few) return start_tensor<Few>();
-      return rows <= 16 || two_tiles(rows, 16) ? start_tensor<Some>() : start_tensor<Many>();
+      // With 128 columns two tiles of 16 rows are faster than one of two teams however many keys there are, where they
+      // run at once: H200 (CUDA 13.0, 2026-11, a program that was not kept), half, 32 heads over 8, 8 queries on 32,769
+      // keys 48 and 58 us, on 131,072 145 and 151; on 4,096 keys of 16 sequences, where they do not, 131 and 75.
+      const bool two_of_16 = kSize.dim == 128 ? at_once(rows, 16) : two_tiles(rows, 16);
+      if (rows <= 8 || two_tiles(rows, 8)) return start_tensor<Few>();
+      return rows <= 16 || two_of_16 ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
   // Whether tiles of so many rows are better than one of twice as many; and whether they all run at the same time.
@@ -236,7 +234,7 @@ class DecodeEngine {
   template <class Rows>
   Status describe(int warps) {
     Rows::describe(p_, *plan_);
-    plan_->tile_rows = Rows::rows, plan_->tile_keys = warps * Rows::Steps::tiles * kDecodeKeys;
+    plan_->tile_rows = Rows::rows, plan_->tile_keys = warps / Rows::teams * Rows::Steps::tiles * kDecodeKeys;
     plan_->heads_together = true;
     plan_->blocks = p_.blocks, plan_->splits = p_.splits;
     plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;

@@ -42,7 +42,7 @@ class LatentDecode {
   }
   Status start(const Exec& ex, const Workspace& workspace) {
     problem_.parts = parts_in(workspace, PrefillRoom(ex.device(), problem_.shape, problem_.options, true));
-    return start_prefill<Body>(ex, problem_, true);
+    return start_prefill<Body, true>(ex, problem_);
   }
   Status describe(const Exec& ex, AttentionPlan& plan) const {
     return describe_prefill<Body>(ex, problem_, plan, true);

@@ -10,9 +10,9 @@ KERNELS_BEGIN
 namespace detail {
 
 // Slots of kSlot bytes for kKeyTiles times 16 keys of kHeads heads, then the values. Steps: to the warp's next keys of
-// a part.
+// a part. Of several teams the first brings keys and scales, the last values.
 template <class P, class Cursor, class Steps, class Keys, class Values, int kHeads, int kKeyTiles, int kStages,
-          int kSlot>
+          int kSlot, bool kShortOfRegisters>
 class DecodeRing {
  public:
   static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes;
@@ -53,7 +53,14 @@ class DecodeRing {
   static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static_assert(kHeads == 1 || kFoundAhead, "heads lie at equal distances");
-  static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
+  static __device__ __forceinline__ bool brings_keys() { return Steps::team() == 0; }
+  static __device__ __forceinline__ bool brings_values() { return Steps::team() == Steps::teams - 1; }
+  // Calls of bring() until the scales that one has asked for are kept: teams read those of a stage behind a barrier
+  // that stands ahead of its call.
+  static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1), kScalesAhead = kScaleSteps > 4 ? 4
+                                                                                          : kScaleSteps > 1
+                                                                                              ? kScaleSteps
+                                                                                              : 1;
 
   // Where rows, or scales, lie: at equal distances in a block, and so do blocks, and heads.
   struct Lines {
@@ -87,7 +94,7 @@ class DecodeRing {
     if constexpr (scaled) keep_scales();
     if constexpr (!kFoundAhead) find();
     if (there_ > 0) {
-      if constexpr (scaled) scale_slots_[0] = bring_;
+      if constexpr (scaled) scale_slots_[0] = brings_keys() ? bring_ : -1;
       if (!kOnce && all_there()) copy<kOnce, true>();
       else copy<kOnce, false>();
     }
@@ -121,9 +128,11 @@ class DecodeRing {
           if constexpr (kInOneRun) found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
         }
       }
-      copy_tile<kOnce, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
-      copy_tile<kOnce, kAll, Values>(to + kKeysBytes + tile * Values::kBytes, found.value, values_,
-                                     Values::bytes_of(p_.v_dim), rows);
+      if (brings_keys())
+        copy_tile<kOnce, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
+      if (brings_values())
+        copy_tile<kOnce, kAll, Values>(to + kKeysBytes + tile * Values::kBytes, found.value, values_,
+                                       Values::bytes_of(p_.v_dim), rows);
     }
   }
   // Of a tile: the first rows of which a lane brings something, or where these are anywhere its own, and its scales.
@@ -180,7 +189,7 @@ class DecodeRing {
   __device__ __forceinline__ void find() {
     if (!steps_.next(uint32_t(next_.end))) {
       do {
-        if (!ahead_.next(p_, next_)) {
+        if (!ahead_.change([&](Cursor& cursor) { return cursor.next(p_, next_); })) {
           there_ = 0;
           return;
         }
@@ -247,8 +256,8 @@ class DecodeRing {
     __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
-    if (lane() == 0)
-      arch::copy_async_4(arch::shared_address(&nowhere[threadIdx.x / 32][bring_]), entry_of(key / size), 4);
+    if (lane() == 0 && brings_keys())
+      arch::copy_async_4(arch::shared_address(&nowhere[Steps::number()][bring_]), entry_of(key / size), 4);
   }
   __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
     page_[tile] = *entry_of(page), place_[tile] = place;
@@ -293,7 +302,7 @@ class DecodeRing {
   float* const kept_;  // scales
   const uint32_t slots_;
   int bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to bring to next
-  Cursor ahead_;
+  SeldomRead<Cursor, Steps::warps * Steps::teams, kShortOfRegisters, 1> ahead_;
   DecodePart next_ = {};
   Steps steps_;
   int there_ = 0;  // keys that are next

@@ -24,10 +24,10 @@ namespace detail {
 // Tiles of keys in a stage, if `room` have room. Several tiles of rows leave no registers for more than one.
 constexpr int key_tiles(int room, int row_tiles) { return row_tiles > 1 || room < 2 ? 1 : room < 4 ? 2 : 4; }
 
-// kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values. With kHeads = 2 an item has two heads
-// of keys, whose columns lie side by side: queries have zeros beside the other head's keys, and weights beside its
-// values. So rows of both heads stand in one tile.
-template <class P, int kDim, int kVDim, int kTiles, int kParts, int kHeads = 1>
+// kTiles times 8 rows for each of kTeams, heads of up to kDim columns for keys and kVDim for values. With kHeads = 2 an
+// item has two heads of keys, whose columns lie side by side: queries have zeros beside the other head's keys, and
+// weights beside its values. So rows of both heads stand in one tile.
+template <class P, int kDim, int kVDim, int kTiles, int kParts, int kHeads = 1, int kTeams = 1>
 class TensorRows {
  public:
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim, kHeads>;
@@ -35,30 +35,33 @@ class TensorRows {
   // Whether a block has much shared memory: 227 KB, not 99.
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int warps_of(int architecture) {
-    constexpr int most = head_size(kDim).decode_warps;
+    constexpr int all = kTeams * head_size(kDim).decode_warps, most = all < 8 ? all : 8;
     return most > 4 && !has_much(architecture) ? 4 : most;
   }
-  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts,
+  static constexpr int warps = warps_of(arch::kCompiledFor), teams = kTeams, rows = 8 * kTiles * kTeams, parts = kParts,
                        heads = kHeads, registers = 255;
+  static_assert(kHeads == 1 || kTeams == 1, "rows of two heads stand in one tile");
   static constexpr bool fills_shared = true;
+  static constexpr bool short_of_registers = kTeams > 1 || kHeads > 1;
   // Whether there is a kernel that brings old keys before the kernel ahead has ended. With scales, or more rows,
   // registers are short: int4 in pages took 171 us instead of 140 (H200, 64 sequences of 4,096 keys).
-  static constexpr bool fills_early = kTiles == 1 && is_kv_cache<typename P::Kv> && !Keys::scaled && !Values::scaled;
-  using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
+  static constexpr bool fills_early = rows == 8 && is_kv_cache<typename P::Kv> && !Keys::scaled && !Values::scaled;
+  using Schedule = DecodeSchedule<P, warps / kTeams * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   // Tiles of 16 keys in a stage.
   static constexpr int kKeyTiles = key_tiles(tuning::kDecodeStageBytes / (Keys::kBytes + Values::kBytes), kTiles);
-  using Steps = WarpKeys<warps, kKeyTiles>;
+  using Steps = WarpKeys<warps / kTeams, kKeyTiles, kTeams>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
   // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kStageBytes = kKeyTiles * (Keys::kBytes + Values::kBytes);
-  // Floats, against bank conflicts where there is room: the sums of 8 rows take the place of a stage.
+  // Floats, against bank conflicts where there is room: the sums of 8 rows of each team take the place of a stage.
   static constexpr bool kPadded = !Keys::coded && !Values::coded;
-  static constexpr int kSumsPitch = kVDim + (kPadded || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
-  static constexpr int kSumsBytes = 8 * kSumsPitch * 4, kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
+  static constexpr int kSumsPitch = kVDim + (kPadded || kTeams > 1 || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
+  static constexpr int kSumsBytes = kTeams * 8 * kSumsPitch * 4,
+                       kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
   static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16,
                        kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
@@ -66,7 +69,7 @@ class TensorRows {
   static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
-              most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
+              most = room / (warps_of(architecture) / kTeams * (kSlot + 4 * kSlotScales));
     return most < 1 ? 1 : most > 6 ? 6 : most;
   }
   static void describe(const P& p, AttentionPlan& plan) {
@@ -75,13 +78,13 @@ class TensorRows {
     plan.value_pack = Values::kPack;
   }
   static constexpr int shared_bytes(int architecture) {
-    return stages(architecture) * warps_of(architecture) * (kSlot + 4 * kSlotScales) + kQueries;
+    return stages(architecture) * (warps_of(architecture) / kTeams) * (kSlot + 4 * kSlotScales) + kQueries;
   }
 
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
       : p_(p),
         shared_(shared),
-        ring_(p, slot_at(warp(), 0), scales_at(0), cursor),
+        ring_(p, slot_at(Steps::number(), 0), scales_at(0), cursor),
         lane_head_(head_of(lane() % 4 * 2)),
         operand_head_(head_of(lane() / 4)) {}
 
@@ -139,22 +142,28 @@ class TensorRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
-    ring_.bring();
-    arch::copy_async_wait<kStages - 1>();
-    __syncwarp();
+    if constexpr (kTeams == 1) {
+      ring_.bring();
+      arch::copy_async_wait<kStages - 1>();
+      __syncwarp();
+    } else {  // a stage is brought by all teams, and to where all have read
+      arch::copy_async_wait<kStages - 2>();
+      arch::named_barrier_sync(1 + Steps::number(), 32 * kTeams);
+      ring_.bring();
+    }
     if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // of a short part
     else work<kKeyTiles>(part, key, count);
-    __syncwarp();
+    if constexpr (kTeams == 1) __syncwarp();
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
   }
 
   __device__ __forceinline__ void write_states(float2* states) {
     weights_.write(states);
-    if (lane() == 0) *sums_slot(warp()) = free_slot();
+    if (lane() == 0 && Steps::team() == 0) *sums_slot(Steps::number()) = free_slot();
   }
   template <class States>
   __device__ __forceinline__ void write_sums(int n, const States& states) {
-    float* const to = sums_at(warp());
+    float* const to = sums_at(Steps::number()) + Steps::team() * (8 * kSumsPitch);
     KERNELS_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       if (tile != n) continue;
@@ -176,20 +185,20 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot>;
+  static_assert(kTeams == 1 || kStages > (kSlotScales > 0 ? 2 : 1),
+                "teams read what was asked for a step before, and scales two");
+  using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot, short_of_registers>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
   // Queries stay in registers where there is room, or else are read for each step, once for all tiles of keys.
   static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kQueryCols <= 128;
-  using Weights = DecodeWeights<P, kTiles>;
+  using Weights = DecodeWeights<P, kTiles, kTeams>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-  __device__ __forceinline__ unsigned char* queries() const { return shared_ + warps * kStages * kSlot; }
+  __device__ __forceinline__ unsigned char* queries() const { return shared_ + Steps::warps * kStages * kSlot; }
   __device__ __forceinline__ float* scales_at(int slot) const {
-    return reinterpret_cast<float*>(shared_ + warps * kStages * kSlot + kQueries) +
-           (warp() * kStages + slot) * kSlotScales;
+    return reinterpret_cast<float*>(queries() + kQueries) + (Steps::number() * kStages + slot) * kSlotScales;
   }
   __device__ __forceinline__ unsigned char* slot_at(int warp, int slot) const {
     return shared_ + (warp * kStages + slot) * kSlot;
@@ -197,7 +206,7 @@ class TensorRows {
   // The slot that was worked on last is free until the next is brought: there a warp's sums go.
   __device__ __forceinline__ int free_slot() const { return slot_ == 0 ? kStages - 1 : slot_ - 1; }
   static __device__ __forceinline__ int* sums_slot(int warp) {
-    __shared__ int slots[warps];
+    __shared__ int slots[Steps::warps];
     return slots + warp;
   }
   __device__ __forceinline__ float* sums_at(int warp) const {
@@ -386,7 +395,8 @@ class TensorRows {
   // The queries of a tile beside 16 columns of keys, in the order of k that these have.
   __device__ __forceinline__ void query_operand(uint32_t (&b)[2], int part_of, int tile, int step) const {
     const auto* const words =
-        reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch) +
+        reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + Weights::first_row() + tile * 8 + lane() / 4) *
+                                                          kQueryPitch) +
         Keys::query_word(step, lane() % 4);
     b[0] = words[0], b[1] = words[Keys::apart];
   }

@@ -9,6 +9,9 @@
 //             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is cut
 //             warp 2  keys 32-47, ...         (or 32 or 64 keys at a time: WarpKeys)
 //
+//   two teams:  warps 0, 1  keys  0-15, ...   warps that share keys have rows of their own of the tile: what a warp's
+//               warps 2, 3  keys 16-31, ...   registers cannot hold, its teammate does, and keys are read once
+//
 // The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a
 // tile. Items are ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any
 // other. So blocks that read different heads of a sequence do so at about the same time: these are adjacent in memory,
@@ -26,6 +29,7 @@
 #include "../../arch/sm90.cuh"
 #include "../../core/attention_call.h"
 #include "../pointwise.cuh"
+#include "../uninitialized.cuh"
 #include "decode_schedule.cuh"
 #include "tile.cuh"
 
@@ -35,10 +39,14 @@ namespace detail {
 constexpr int kDecodeKeys = 16;  // of a tile: as many as mma has rows
 
 // The keys of a part that a warp takes, one step of the block after the other: kTiles tiles each time, or fewer where
-// what is left of the part would not be enough for all warps.
-template <int kWarps, int kTiles>
+// what is left of the part would not be enough for all warps. kTeams warps take the same keys, for other rows:
+// kWarps counts them once.
+template <int kWarps, int kTiles, int kTeams = 1>
 struct WarpKeys {
-  static constexpr int warps = kWarps, tiles = kTiles;
+  static constexpr int warps = kWarps, tiles = kTiles, teams = kTeams;
+  // Which keys the warp has, and in which team it is.
+  static __device__ __forceinline__ int number() { return threadIdx.x / (32 * kTeams); }
+  static __device__ __forceinline__ int team() { return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams; }
 
   uint32_t first, count;
 
@@ -54,7 +62,7 @@ struct WarpKeys {
       most *= lesser<uint32_t>(kTiles, tiles);
     }
     block_keys_ = kWarps * most;
-    first = block_ + threadIdx.x / 32 * most;
+    first = block_ + number() * most;
     if (first >= end) return false;
     count = lesser(most, end - first);
     return true;
@@ -62,6 +70,50 @@ struct WarpKeys {
 
  private:
   uint32_t block_ = 0, block_keys_ = 0;  // where the block's step begins, and its keys
+};
+
+// A value of a warp that is seldom read. Where registers are short it lies in shared memory, or the compiler would load
+// operands of products only when these want them, for want of places (16 sequences of 4,096 keys with 8 queries of 32
+// heads over 8: 75.6 us instead of 86.6, H200). kWhich: which of several of a type.
+template <class T, int kWarps, bool kInShared, int kWhich = 0>
+class SeldomRead {
+ public:
+  SeldomRead() = default;
+  __device__ __forceinline__ explicit SeldomRead(const T& value) { set(value); }
+  __device__ __forceinline__ const T& get() const { return mine(); }
+  // What f(T&) returns.
+  template <class F>
+  __device__ __forceinline__ auto change(const F& f) {
+    T value = mine();
+    const auto result = f(value);
+    set(value);
+    return result;
+  }
+
+ private:
+  static __device__ __forceinline__ T& mine() {
+    __shared__ Uninitialized<T, kWarps> all;
+    return all.items[threadIdx.x / 32];
+  }
+  static __device__ __forceinline__ void set(const T& value) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mine() = value;
+    __syncwarp();
+  }
+};
+template <class T, int kWarps, int kWhich>
+class SeldomRead<T, kWarps, false, kWhich> {
+ public:
+  SeldomRead() = default;
+  __device__ __forceinline__ explicit SeldomRead(const T& value) : value_(value) {}
+  __device__ __forceinline__ const T& get() const { return value_; }
+  template <class F>
+  __device__ __forceinline__ auto change(const F& f) {
+    return f(value_);
+  }
+
+ private:
+  T value_;
 };
 
 // Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose
@@ -158,9 +210,9 @@ class DecodeRow {
   float scale_, lse_;
 };
 
-// From the logits of a warp's keys to their weights, for kTiles times 8 rows. Lane 4g + t has keys g and g + 8 of each
-// 16 for rows 2t and 2t + 1 of each tile: as mma leaves them.
-template <class P, int kTiles>
+// From the logits of a warp's keys to their weights, for kTiles times 8 rows, of which each of kTeams has as many. Lane
+// 4g + t has keys g and g + 8 of each 16 for rows 2t and 2t + 1 of each tile: as mma leaves them.
+template <class P, int kTiles, int kTeams = 1>
 class DecodeWeights {
  public:
   using Factors = float[kTiles][2];
@@ -272,7 +324,11 @@ class DecodeWeights {
   }
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  static __device__ __forceinline__ int row_of(int n, int j) { return n * 8 + lane() % 4 * 2 + j; }
+  // The first row of the warp's team, and row j of those that a lane has of tile n.
+  static __device__ __forceinline__ int first_row() {
+    return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams * (kTiles * 8);
+  }
+  static __device__ __forceinline__ int row_of(int n, int j) { return first_row() + n * 8 + lane() % 4 * 2 + j; }
   template <int kWarps, int kRows>
   static __device__ __forceinline__ float most_of(const float2 (&states)[kWarps][kRows], int row) {
     float m = states[0][row].x;
@@ -295,12 +351,18 @@ class DecodeWeights {
 // kEarly: the first keys that are old (Attention::new_keys) are brought before the kernel ahead has ended.
 template <class P, class Rows, bool kEarly = false>
 struct DecodeBody {
-  static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
+  using Steps = typename Rows::Steps;
+  static constexpr int kWarps = Rows::warps, kKeyWarps = Steps::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
   static constexpr bool waits_by_itself = true;
   using Params = P;
   using Schedule = typename Rows::Schedule;
-  using States = float2[kWarps][kRows];
+  using Cursor = typename Schedule::Cursor;
+  using States = float2[kKeyWarps][kRows];
+
+  // What is looked at where a part ends.
+  template <class T>
+  using Kept = SeldomRead<T, kWarps, Rows::short_of_registers>;
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -309,30 +371,34 @@ struct DecodeBody {
       else arch::grid_dependency_pass();
     };
     if (!kEarly) wait();
-    const Schedule schedule(p);
-    if (schedule.idle()) {
+    const Schedule all(p);
+    if (all.idle()) {
       if (kEarly) wait();
       return;
     }
-    typename Schedule::Cursor cursor = schedule.cursor(p);
-    Rows rows(p, shared, cursor);
-    DecodePart part, next;
+    const Kept<Schedule> schedule(all);
+    Kept<Cursor> cursor(all.cursor(p));
+    Rows rows(p, shared, cursor.get());
+    Kept<DecodePart> next;
+    DecodePart part;
     int64_t at = 0;
     // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of
     // all keys that are not ready before the kernel ahead has ended.
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
-      if (more) more = cursor.next(p, next);
+      if (more)
+        more = next.change([&](DecodePart& n) { return cursor.change([&](Cursor& from) { return from.next(p, n); }); });
       int filled = 0;
       if constexpr (kEarly) {
         if (first) filled = rows.fill_ready(), wait();
       }
-      if (more) rows.prefetch(next);
+      if (more) rows.prefetch(next.get());
       if (first) rows.fill(filled);
-      else work(p, schedule, rows, part, at);
+      else
+        work(p, schedule.get(), rows, part, at);
       if (!first) at += part.next_unit - part.unit;
       if (!more) return;
-      part = next;
+      part = next.get();
     }
   }
 
@@ -347,14 +413,14 @@ struct DecodeBody {
       place = schedule.place(p, part, at);
       DecodeCounter::prepare(p.counters + place.counter);
     }
-    typename Rows::Steps keys;
+    Steps keys;
     keys.begin(uint32_t(part.begin));
     KERNELS_ROLLED
     while (keys.next(uint32_t(part.end))) rows.take(part, keys.first, keys.count);
-    rows.write_states(states[threadIdx.x / 32]);
+    rows.write_states(states[Steps::number()]);
     __syncthreads();
     KERNELS_ROLLED
-    for (int n = 0; n < kRows / 8 && n * 8 < part.rows; ++n) {
+    for (int n = 0; n < kRows / (8 * Steps::teams) && n * 8 < part.rows; ++n) {
       rows.write_sums(n, states);
       __syncthreads();
       hand_over(p, part, rows, states, n * 8, place);
@@ -366,21 +432,22 @@ struct DecodeBody {
     if (last) merge(p, part, place);
   }
 
-  // Eight rows of a part, from all warps.
+  // Eight rows of each team, from row `first` of the team's on, of a part, from all warps.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows,
                                                    const States& states, int first, const DecodePlace& place) {
     const unsigned packs = unsigned(p.v_dim) / 4;
     KERNELS_ROLLED
-    for (unsigned i = threadIdx.x; i < 8 * packs; i += max_threads) {
-      const int row = first + int(i / packs), col = int(i % packs * 4);
+    for (unsigned i = threadIdx.x; i < 8 * Steps::teams * packs; i += max_threads) {
+      const int number = int(i / packs), col = int(i % packs * 4),
+                row = number / 8 * (kRows / Steps::teams) + first + number % 8;
       if (row >= part.rows) break;
       const float m = DecodeWeights<P, 1>::most_of(states, row), reference = softmax_reference(m);
       float l = 0.f;
       Pack<float, 4> sums = broadcast<4>(0.f);
       KERNELS_UNROLL
-      for (int warp = 0; warp < kWarps; ++warp) {
+      for (int warp = 0; warp < kKeyWarps; ++warp) {
         l += states[warp][row].y * arch::exp2_flushed(states[warp][row].x - reference);
-        sums = sums + rows.sums_of(warp, row - first, col);
+        sums = sums + rows.sums_of(warp, number, col);
       }
       if (part.whole()) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);

@@ -38,9 +38,10 @@ struct PrefillCuts {
   static constexpr int kFewRows =
       64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
-  // Tiles of keys of a part of what is shared out. H100, latents: 3 sequences of 1,000 keys with 128 heads take 23.2
-  // us, and with 4 tiles 25.0; one of 16,384 keys with 16 heads 34.5, and 32.3.
-  static constexpr int kFewestOfShared = 3;
+  // Tiles of keys of a part of what is shared out. H200 (CUDA 13.0, 2026-11, a program that was not kept), latents, 1,
+  // 2 and 3 tiles: one sequence of 4,096 keys with 16 heads takes 20.8, 21.3 and 24.7 us, with 128 31.2, 29.2 and
+  // 31.2; 3 of 1,000 keys 28.3, 28.0 and 29.7.
+  static constexpr int kFewestOfShared = 2;
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
   int most_tiles;   // of keys that are announced

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/attention_plan.h"
+#include "../uninitialized.cuh"
 #include "prefill.cuh"
 #include "prefill_hopper.cuh"
 #include "prefill_latent.cuh"
@@ -118,47 +119,122 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   });
 }
 
-// What blocks have left, 128 columns of a row of all parts for each warp.
-template <class P>
+// What blocks have left, 128 columns of a row of all parts for each warp. kTogether: where a block has few of these,
+// all of its warps merge some parts of each, and one what these have made.
+template <class P, bool kTogether = false>
 struct PrefillMerge {
   static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
+  static constexpr int kAtOnce = 8;  // parts that are read at a time
+  static constexpr int kMostTogether = 2;
   using Params = P;
+  using State = AttentionState<float, 4>;
 
   // How many warps have something to do.
   static KERNELS_HD int64_t items(const P& p, int64_t rows) {
     return rows * ((p.shape.value_dim() + kCols - 1) / kCols);
   }
 
+  // A warp looks at 32 rows at a time, of which those are merged that are of a first part.
   static __device__ __forceinline__ void run(const P& p) {
-    const int lane = threadIdx.x % 32, chunks = int(items(p, 1));
-    const int64_t v_dim = p.shape.value_dim(), all = items(p, *p.parts.count);
-    const auto map = sink_map(p.out);
-#pragma unroll 1
-    for (int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; item < all;
-         item += int64_t(gridDim.x) * kWarps) {
-      const int64_t row = item / chunks, col = item % chunks * kCols + lane * 4;
-      const PrefillParts::Row first = p.parts.rows[row];
-      if (first.parts == 0 || col >= v_dim) continue;
-      auto merged = merged_states<4, 8>(first.parts, [&](int64_t part) {
-        const int64_t at = row + part * first.distance;
-        return AttentionState<float, 4>(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + col));
+    const int64_t all = items(p, *p.parts.count), step = int64_t(gridDim.x) * kWarps;
+    KERNELS_ROLLED
+    for (int64_t base = 0; base < all; base += 32 * step) {
+      const auto item = [&](int warp, int i) { return base + i * step + int64_t(warp) * gridDim.x + blockIdx.x; };
+      const int64_t mine = item(threadIdx.x / 32, threadIdx.x % 32);
+      PrefillParts::Row row = {};
+      if (mine < all) row = p.parts.rows[mine / items(p, 1)];
+      unsigned found = __ballot_sync(0xffffffffu, row.parts > 0);
+      if constexpr (kTogether) {
+        if (together(p, found, item)) continue;
+      }
+      KERNELS_ROLLED
+      for (; found != 0; found &= found - 1) {
+        const int i = __ffs(int(found)) - 1;
+        const Item one(p, item(threadIdx.x / 32, i), of_lane(row, i));
+        one.put(p, one.merged(p, 0, one.first.parts));
+      }
+    }
+  }
+
+ private:
+  // A lane's four columns of a row.
+  struct Item {
+    int64_t row, col;
+    PrefillParts::Row first;
+    bool there;
+
+    __device__ __forceinline__ Item(const P& p, int64_t item, const PrefillParts::Row& of_first) : first(of_first) {
+      const int chunks = int(items(p, 1));
+      row = item / chunks, col = item % chunks * kCols + threadIdx.x % 32 * 4;
+      there = col < p.shape.value_dim();
+    }
+    // Of the parts from `begin` on.
+    __device__ __forceinline__ State merged(const P& p, int begin, int end) const {
+      const int64_t v_dim = p.shape.value_dim();
+      return merged_states<4, kAtOnce>(end - begin, [&](int64_t part) {
+        const int64_t at = row + (begin + part) * first.distance;
+        return State(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + (there ? col : 0)));
       });
+    }
+    __device__ __forceinline__ void put(const P& p, State merged) const {
+      if (!there) return;
       if constexpr (score_sinks<typename P::S>)
         merged.o = merged.o * merged.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
       if (col == 0) p.options.write_lse(merged.logsumexp(), first.token, first.head, p.shape.heads);
-      in_packs(lesser(4, p.out_pack), merged.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
-        put_mapped(sink_end(p.out), map, some, first.token, at);
-      });
+      in_packs(
+          lesser(4, p.out_pack), merged.output(), first.head * p.shape.value_dim() + col,
+          [&](const auto& some, int64_t at) { put_mapped(sink_end(p.out), sink_map(p.out), some, first.token, at); });
     }
+  };
+
+  static __device__ __forceinline__ PrefillParts::Row of_lane(const PrefillParts::Row& row, int lane) {
+    int words[sizeof(row) / 4];
+    memcpy(words, &row, sizeof(words));
+    KERNELS_UNROLL
+    for (int& word : words) word = __shfl_sync(0xffffffffu, word, lane);
+    PrefillParts::Row out;
+    memcpy(&out, words, sizeof(words));
+    return out;
+  }
+
+  // found: the items of the warp, of 32. Whether the block has so few that all of its warps merge each.
+  template <class At>
+  static __device__ __forceinline__ bool together(const P& p, unsigned found, const At& item) {
+    __shared__ Uninitialized<State, max_threads> states;
+    __shared__ unsigned of_warps[kWarps];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) of_warps[warp] = found;
+    __syncthreads();
+    int count = 0;
+    KERNELS_UNROLL
+    for (int i = 0; i < kWarps; ++i) count += __popc(of_warps[i]);
+    if (count <= kMostTogether) {
+      KERNELS_ROLLED
+      for (int i = 0; i < kWarps; ++i) {
+        KERNELS_ROLLED
+        for (unsigned left = of_warps[i]; left != 0; left &= left - 1) {
+          const int64_t at = item(i, __ffs(int(left)) - 1);
+          const Item one(p, at, p.parts.rows[at / items(p, 1)]);
+          const int parts = one.first.parts;
+          states.items[threadIdx.x] = one.merged(p, parts * warp / kWarps, parts * (warp + 1) / kWarps);
+          __syncthreads();
+          if (warp == 0)
+            one.put(p, merged_states<4, 1>(kWarps, [&](int64_t part) { return states.items[part * 32 + lane]; }));
+          __syncthreads();
+        }
+      }
+    }
+    __syncthreads();
+    return count <= kMostTogether;
   }
 };
 
 inline Status too_many_tiles() { return unsupported("attention: there are more than 2^31 tiles of queries"); }
 
-// share: whether blocks are shared out among all sequences.
-template <class Body, class P>
-Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
-  const auto grid = PrefillGrid::of<Body>(ex.device(), problem, share);
+// kShared: whether blocks are shared out among all sequences.
+template <class Body, bool kShared = false, class P>
+Status start_prefill(const Exec& ex, const P& problem) {
+  const auto grid = PrefillGrid::of<Body>(ex.device(), problem, kShared);
   if (grid.tiles_in_all == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks());
@@ -170,8 +246,8 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem));
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
-    using Merge = PrefillMerge<P>;
-    const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, share).rows);
+    using Merge = PrefillMerge<P, kShared>;
+    const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, kShared).rows);
     if (items == 0) return {};
     Launch merge;
     merge.grid.x = unsigned(

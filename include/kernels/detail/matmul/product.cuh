@@ -4,6 +4,7 @@
 
 #include "../../weights.h"
 #include "../row/bodies.cuh"
+#include "../uninitialized.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -181,13 +182,6 @@ struct TokenState<X, true> {
     if (writes && rank == 0) base.op().write_row(result, row);
     return {state, base.op().linear(state, result)};
   }
-};
-
-// Room in shared memory for what has constructors: they do not run.
-template <class T, int kCount>
-union Uninitialized {
-  T items[kCount];
-  __device__ Uninitialized() {}
 };
 
 // The states of a block's tokens, a warp for each in turn, in shared memory.
