@@ -155,11 +155,13 @@ TEST_CASE("decode: every length") {
 
 TEST_CASE("decode: every length that is short") {
   Tally t;
-  for (const int64_t most : {1, 100, 200, 400, 1000}) {  // clusters of 1 to 8 blocks where there are few sequences
+  for (const int64_t most :
+       {1, 100, 200, 400, 1000, 2000}) {  // clusters of 1 to 16 blocks, the largest of few sequences
     for (int64_t first = 0; first <= 1100; first += 55) {
       if (t.leaves_out()) continue;
-      AttentionCase c{std::vector<int64_t>(11, 1), {}, 8, 1, 64};
-      for (int64_t n = 0; n < 11; ++n) c.kv_lens.push_back(first + (n * 5 + most) % 55);
+      AttentionCase c{std::vector<int64_t>(most == 2000 ? 3 : 11, 1), {}, 8, 1, 64};
+      for (size_t n = 0; n < c.q_lens.size(); ++n)
+        c.kv_lens.push_back((most == 2000 ? 2 : 1) * first + (int64_t(n) * 5 + most) % 55);
       c.most_keys = most;
       const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 32);
       const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),

@@ -6,14 +6,16 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// Tiles of 16 keys that a warp of that kernel goes through, at most: in clusters of 8 blocks, and in smaller ones.
-// Measured on an H200 (CUDA 13.0, 2026-11), bench/decode and, in early chains, bench/step, in microseconds of a call or
-// of a layer; with the kernel for long sequences in brackets. 8 heads of 128 columns, clusters of 8: 1,024 keys, one
-// tile, took 6.5 (8.3); 4,096 keys, four tiles, 10.8 (11.7), and a layer of Mistral-7B 115 (119 to 121); 8,192 keys,
-// eight tiles, 15.8 (15.2), but a layer of Mistral-7B 120 (123) and of Llama-1B 49.4 (51.1); 16,384 keys, 16 tiles,
-// 25.6 (23.2). A block for each of 128 heads: 1,024 keys, eight tiles, 21.8 (20.7). One tile on its way instead of two:
-// 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, and not to registers, two to eight
-// tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
+// Tiles of 16 keys that a warp of that kernel goes through, at most: in clusters of 8 or 16 blocks, and in smaller
+// ones. Measured on an H200 (CUDA 13.0, 2026-11), bench/decode and, in early chains, bench/step, in microseconds of a
+// call or of a layer; with the kernel for long sequences in brackets. 8 heads of 128 columns, clusters of 8: 1,024
+// keys, one tile, took 6.5 (8.3); 4,096 keys, four tiles, 10.8 (11.7), and a layer of Mistral-7B 115 (119 to 121);
+// 8,192 keys, eight tiles, 15.8 (15.2), but a layer of Mistral-7B 120 (123) and of Llama-1B 49.4 (51.1); 16,384 keys,
+// 16 tiles, 25.6 (23.2). A block for each of 128 heads: 1,024 keys, eight tiles, 21.8 (20.7). One tile on its way
+// instead of two: 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, and not to
+// registers, two to eight tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096
+// keys. 2 heads, clusters of 16 and of 8: 4,096 keys 10.2 and 11.5, 8,192 12.7 and 16.6, 16,384 17.5 (the kernel for
+// long sequences 17.1); 4 heads 11.0 and 11.8, 13.8 and 16.6. Clusters of 16 for 8 heads do not all run at once.
 constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 
 // Up to how many keys, if the caller says that there are no more, decode() has two tiles instead of one of twice as

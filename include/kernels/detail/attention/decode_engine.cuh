@@ -138,7 +138,7 @@ class DecodeEngine {
       how = more;
     }
     how.grid.x = unsigned(items * how.cluster);
-    const int most = how.cluster == Body::kMostBlocks ? tuning::kShortTilesOfCluster : tuning::kShortTiles;
+    const int most = how.cluster >= 8 ? tuning::kShortTilesOfCluster : tuning::kShortTiles;
     taken = keys <= most * how.cluster * tile;
     return {};
   }

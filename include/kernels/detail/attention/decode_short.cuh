@@ -1,7 +1,7 @@
 // Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of
 // decode_tensor.cuh are set up, so this kernel has none of them.
 //
-//   an item (one sequence, one head of keys, up to 8 rows)  =  a cluster of 1 to 8 blocks x 8 warps x 16 keys
+//   an item (one sequence, one head of keys, up to 8 rows)  =  a cluster of 1 to 16 blocks x 8 warps x 16 keys
 //
 //   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
 //   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
@@ -20,7 +20,7 @@ namespace detail {
 
 template <class P, int kDim, bool kEarly = false>
 struct ShortDecodeBody {
-  static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
+  static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 16;
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 255 : 168;
   static constexpr int kBlocksOnEach = 1;  // multiprocessor
   static constexpr int kDeep = 2;          // tiles that a warp has in registers, or on their way there
