@@ -90,6 +90,7 @@ class PlainRows {
     __syncwarp();
   }
 
+  __device__ __forceinline__ void end_keys(bool) {}
   __device__ __forceinline__ void write_states(float2* states) { weights_.write(states); }
   template <class States>
   __device__ __forceinline__ void write_sums(int, const States& states) {

@@ -68,6 +68,9 @@ struct WarpKeys {
     return true;
   }
 
+  // Behind the last step of a part that ends at `end`: whether other warps have one more.
+  __device__ __forceinline__ bool had_fewer(uint32_t end) const { return block_ < end; }
+
  private:
   uint32_t block_ = 0, block_keys_ = 0;  // where the block's step begins, and its keys
 };
@@ -417,6 +420,7 @@ struct DecodeBody {
     keys.begin(uint32_t(part.begin));
     KERNELS_ROLLED
     while (keys.next(uint32_t(part.end))) rows.take(part, keys.first, keys.count);
+    rows.end_keys(keys.had_fewer(uint32_t(part.end)));
     rows.write_states(states[Steps::number()]);
     __syncthreads();
     KERNELS_ROLLED
