@@ -93,8 +93,8 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 16));
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 9, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 32));
-  // Two tiles of half as many rows, where all run at once: where there are few keys, or with 128 columns and more than
-  // 16 rows.
+  // Two tiles of half as many rows, where all run at once and there are few keys; with 128 columns and more than 16
+  // rows also if nothing is known of them.
   const auto rows_of = [&](auto dim, int sms, int64_t queries, const k::Attention& options) {
     k::DeviceInfo device = k::Exec{}.device();
     device.sm_count = sms;
@@ -109,7 +109,8 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   const std::integral_constant<int, 128> usual{};
   const std::integral_constant<int, 256> wide{};
   const auto few = k::Attention{}.most_keys(32768), many = k::Attention{}.most_keys(32769);
-  CHECK((rows_of(usual, 8, 9, few) == 16 && rows_of(usual, 7, 9, few) == 32 && rows_of(usual, 8, 9, many) == 16));
+  CHECK((rows_of(usual, 8, 9, few) == 16 && rows_of(usual, 7, 9, few) == 32 && rows_of(usual, 8, 9, many) == 32));
+  CHECK(rows_of(usual, 8, 9, {}) == 16);
   CHECK((rows_of(narrow, 8, 6, few) == 8 && rows_of(narrow, 8, 9, few) == 16 && rows_of(narrow, 80, 17, few) == 32));
   CHECK((rows_of(narrow, 7, 6, few) == 16 && rows_of(narrow, 7, 9, few) == 32));
   CHECK((rows_of(narrow, 8, 6, many) == 16 && rows_of(narrow, 8, 9, many) == 32));

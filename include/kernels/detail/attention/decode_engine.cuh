@@ -159,10 +159,11 @@ class DecodeEngine {
             ex_.device().sm_count <= parts * (p_.shape.batch * p_.kv_heads / 2))
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
       }
-      // With 128 columns two tiles of 16 rows are faster than one of two teams however many keys there are, where they
-      // run at once: H200 (CUDA 13.0, 2026-11, a program that was not kept), half, 32 heads over 8, 8 queries on 32,769
-      // keys 48 and 58 us, on 131,072 145 and 151; on 4,096 keys of 16 sequences, where they do not, 131 and 75.
-      const bool two_of_16 = kSize.dim == 128 ? at_once(rows, 16) : two_tiles(rows, 16);
+      // With 128 columns two tiles of 16 rows where they run at once, also where nothing is known of the keys. They
+      // share what the L2 keeps: H200 (CUDA 13.0, 2026-11, a program that was not kept), half, 32 heads over 8, two
+      // tiles and one of two teams, 8 queries on 8,192 keys 22 and 34 us, on 32,769 48 and 58, but on 131,072 145 to
+      // 205 and 151.
+      const bool two_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(rows, 16) : two_tiles(rows, 16);
       if (rows <= 8 || two_tiles(rows, 8)) return start_tensor<Few>();
       return rows <= 16 || two_of_16 ? start_tensor<Some>() : start_tensor<Many>();
     });
@@ -170,9 +171,9 @@ class DecodeEngine {
   // Whether tiles of so many rows are better than one of twice as many; and whether they all run at the same time.
   // Sequences that are cut in a fixed number of parts have the same tiles in any batch.
   bool two_tiles(int64_t rows, int height) const {
-    const int64_t keys = p_.options.expected_keys();
-    return rows <= 2 * height && keys > 0 && keys <= tuning::kKeysOfTwoTiles && at_once(rows, height);
+    return rows <= 2 * height && p_.options.expected_keys() > 0 && few_keys_or_unknown() && at_once(rows, height);
   }
+  bool few_keys_or_unknown() const { return p_.options.expected_keys() <= tuning::kKeysOfTwoTiles; }
   bool at_once(int64_t rows, int height) const {
     return p_.splits == 0 && p_.shape.batch * p_.kv_heads * ((rows + height - 1) / height) <= ex_.device().sm_count;
   }
