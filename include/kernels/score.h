@@ -67,7 +67,7 @@ inline NoMask no_mask() { return {}; }
 struct Window : Score {
   int64_t left, right;
   Align align;
-  Window(int64_t l, int64_t r, Align a) : left(l), right(r), align(a) {}
+  Window(int64_t l, int64_t r, Align a) : left(lesser(l, kAll)), right(lesser(r, kAll)), align(a) {}
 
   KERNELS_HD KeyRange kv_range(const ScoreQueries& q) const {
     return {left < 0 ? 0 : detail::place_of(q.first, q.q_len, q.kv_len, align) - left,
@@ -76,6 +76,10 @@ struct Window : Score {
   Status check(const AttentionShape&) const {
     return left < -1 || right < -1 ? invalid("window: left or right is less than -1") : Status{};
   }
+
+ private:
+  // As far as from any query to any key, and little enough to be added to a place.
+  static constexpr int64_t kAll = int64_t(1) << 32;
 };
 inline Window window(int64_t left, int64_t right, Align align = Align::bottom_right) { return {left, right, align}; }
 // Not the map of the same name, which masks rows of scores that lie in memory.

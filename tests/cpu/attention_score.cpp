@@ -170,6 +170,10 @@ TEST_CASE("each score alone") {
   check("window to the right", k::window(-1, 2), window_model(-1, 2));
   check("window, top left", k::window(5, 9, k::Align::top_left), window_model(5, 9, true));
   check("one key", k::window(0, 0), window_model(0, 0));
+  constexpr int64_t far = std::numeric_limits<int64_t>::max();
+  check("window without an end", k::window(far, far), {});
+  check("window without an end, to the left", k::window(far, 0), causal_model());
+  check("window without an end, to the right", k::window(3, far, k::Align::top_left), window_model(3, -1, true));
   ScoreModel of_heads;
   of_heads.visible = [](const Spot& s) {
     return (bits()[size_t(s.head * 100 + s.query * 19 + s.key / 32)] >> (s.key % 32) & 1) != 0;
