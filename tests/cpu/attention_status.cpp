@@ -105,6 +105,8 @@ TEST_CASE("what is refused, and why") {
   CHECK(f.run(shape([](auto& s) { s.q_len = 0; })));
 
   CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.scale(std::nan(""))), Code::invalid, "scale"));
+  CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.scale(1e39)), Code::invalid, "scale"));  // infinite as a float
+  CHECK(f.run(f.shape, k::NoMask{}, k::Attention{}.scale(1e38)));
   CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.new_keys(-1)), Code::invalid, "new_keys"));
   CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(nullptr)), Code::invalid, "logsumexp"));
   CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(f.p, 3)), Code::invalid, "logsumexp"));

@@ -85,7 +85,8 @@ class Attention {
     if (lse_ != nullptr) lse_[query * (ld_ > 0 ? ld_ : heads) + head] = value;
   }
   Status check(const AttentionShape& shape) const {
-    if (scaled_ && !(scale_ - scale_ == 0)) return invalid("the scale is infinite or NaN");
+    const double most = largest<float>();  // logits are floats
+    if (scaled_ && !(scale_ >= -most && scale_ <= most)) return invalid("the scale is infinite as a float, or NaN");
     if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("splits is less than 1, or exceeds 256");
     if (most_keys_ < 0) return invalid("most_keys is negative");
     if (new_keys_ < 0) return invalid("new_keys is negative");
