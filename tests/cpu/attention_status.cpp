@@ -74,6 +74,8 @@ TEST_CASE("page tables that are too short, and heads that are too large") {
   CHECK(run(3, 4));
   CHECK(is(run(2, 4), k::Code::invalid, "attention: a sequence has more keys than its row of the page table"));
   CHECK(is(run(3, 3), k::Code::invalid, "more keys"));
+  // One row of the table for all sequences, of as many pages as it takes.
+  CHECK(run(0, 4));
 
   const k::cpu::Exec one{1};
   CHECK(k::cpu::attention<16>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask()));

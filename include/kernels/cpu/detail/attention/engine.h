@@ -53,8 +53,7 @@ Status check_length(const KvCache<K, V, Dense>& kv, int64_t length) {
 }
 template <class K, class V>
 Status check_length(const KvCache<K, V, Paged>& kv, int64_t length) {
-  const Pages& pages = kv.where().pages;
-  return length > pages.ld * int64_t(pages.size)
+  return length > kv.where().most_positions(0)
              ? invalid("a sequence has more keys than its row of the page table has positions")
              : Status{};
 }
