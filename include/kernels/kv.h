@@ -278,8 +278,12 @@ struct Paged {
                                       "kv: the pointer to the page table is not aligned for 32-bit numbers"));
     if (pages.size == 0) return invalid("kv: the page size is less than 1, or too large");
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
-    return lengths.check();
+    KERNELS_TRY(lengths.check());
+    return lengths.known() > most_positions(0)
+               ? invalid("kv: the length exceeds the positions of a row of the page table")
+               : Status{};
   }
+  // With a stride of 0 all sequences have the same row, of as many pages as it takes.
   int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
   Status fits(int64_t positions) const {
     return positions > 0 && pages.size > positions

@@ -149,6 +149,10 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::dense_kv(side, side, too_long)), Code::invalid, "more keys than the positions"));
   // What nhd() and hnd() were told is held to the call: pages, one length for all, heads and their columns.
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 10), 1)));
+  CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 2, 10), 20)));
+  CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 0, 10), 30)));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 2, 10), 21)), Code::invalid,
+           "attention: kv: the length exceeds the positions of a row of the page table"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid,
            "attention: keys: kv: the page size exceeds the positions"));
   CHECK(is(f.with(k::paged_kv(k::hnd(f.p, 11, 2, 16), side, k::pages(lengths, 1, 11), lengths)), Code::invalid,
