@@ -252,7 +252,7 @@ class DecodeRing {
   // the keys and values that have been asked for. Codes gain nothing, whose decoding takes as long.
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
     // Nobody reads these. If all copies of a warp went to one place, racecheck would call each of them an error; with a
-    // place for each stage it warns of the first few.
+    // place for each stage it warns of the first few, and calls errors those of sequences of a few keys.
     __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
