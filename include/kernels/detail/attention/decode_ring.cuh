@@ -101,7 +101,7 @@ class DecodeRing {
     arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
     if constexpr (kFoundAhead) find();
-    if constexpr (scaled && kStages == 1) keep_scales();
+    if constexpr (scaled && kScaleSteps == 0) keep_scales();
   }
   // Whether no row and no column of a slot is missing, and the keys of a tile follow each other.
   __device__ __forceinline__ bool all_there() const {

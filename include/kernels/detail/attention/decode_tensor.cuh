@@ -190,8 +190,7 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  static_assert(kTeams == 1 || kStages > (kSlotScales > 0 ? 2 : 1),
-                "teams read what was asked for a step before, and scales two");
+  static_assert(kTeams == 1 || kStages > 1, "teams read what was asked for a step before");
   using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot, short_of_registers>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);
