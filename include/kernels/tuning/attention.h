@@ -18,13 +18,13 @@ namespace tuning {
 // long sequences 17.1); 4 heads 11.0 and 11.8, 13.8 and 16.6. Clusters of 16 for 8 heads do not all run at once.
 constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 
-// Up to how many keys, if the caller says that there are no more, decode() has two tiles instead of one of twice as
-// many rows, where all tiles run at once: they read keys together, and more blocks wait for memory. H200 (CUDA 13.0,
-// 2026-11, by a program that was not kept), 32 heads over 8, half, two tiles of 8 rows and one of 16: 4 queries on
-// 1,024 keys 8.8 and 12.1 us, 2,048 of 8 sequences 21.2 and 26.6, 32,768 39.8 and 42.2, 131,072 171 and 130; of 64
-// columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70. With 8 queries of 64 columns two tiles of 16 rows and
-// one of 32, of two teams: 8,192 keys 14.8 and 20.5, 131,072 107 and 101. Three or four tiles instead of two took
-// longer.
+// Up to how many keys, if the caller says that there are no more (with more than 16 rows of 128 columns also if nothing
+// is said), decode() has two tiles instead of one of twice as many rows, where all tiles run at once: they read keys
+// together, and more blocks wait for memory. H200 (CUDA 13.0, 2026-11, by a program that was not kept), 32 heads over
+// 8, half, two tiles of 8 rows and one of 16: 4 queries on 1,024 keys 8.8 and 12.1 us, 2,048 of 8 sequences 21.2 and
+// 26.6, 32,768 39.8 and 42.2, 131,072 171 and 130; of 64 columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70.
+// With 8 queries of 64 columns two tiles of 16 rows and one of 32, of two teams: 8,192 keys 14.8 and 20.5, 131,072 107
+// and 101. Three or four tiles instead of two took longer.
 constexpr int kKeysOfTwoTiles = 32768;
 
 // Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more. On an H200 (CUDA 13.0,

@@ -159,13 +159,13 @@ class DecodeEngine {
             ex_.device().sm_count <= parts * (p_.shape.batch * p_.kv_heads / 2))
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
       }
-      // With 128 columns two tiles of 16 rows where they run at once, also where nothing is known of the keys. They
-      // share what the L2 keeps: H200 (CUDA 13.0, 2026-11, a program that was not kept), half, 32 heads over 8, two
-      // tiles and one of two teams, 8 queries on 8,192 keys 22 and 34 us, on 32,769 48 and 58, but on 131,072 145 to
-      // 205 and 151.
-      const bool two_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(rows, 16) : two_tiles(rows, 16);
+      // With 128 columns tiles of 16 rows, however many, where all of them run at once, also where nothing is known of
+      // the keys. They read the same keys at about the same time, from the L2: H200 (CUDA 13.0, 2026-11, a program that
+      // was not kept), half, 32 heads over 8, two tiles and one of two teams, 8 queries on 8,192 keys 22 and 34 us, on
+      // 32,769 48 and 58, but on 131,072 145 to 205 and 151.
+      const bool tiles_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(rows, 16) : two_tiles(rows, 16);
       if (rows <= 8 || two_tiles(rows, 8)) return start_tensor<Few>();
-      return rows <= 16 || two_of_16 ? start_tensor<Some>() : start_tensor<Many>();
+      return rows <= 16 || tiles_of_16 ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
   // Whether tiles of so many rows are better than one of twice as many; and whether they all run at the same time.
