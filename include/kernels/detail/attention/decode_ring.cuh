@@ -55,8 +55,9 @@ class DecodeRing {
   static_assert(kHeads == 1 || kFoundAhead, "heads lie at equal distances");
   static __device__ __forceinline__ bool brings_keys() { return Steps::team() == 0; }
   static __device__ __forceinline__ bool brings_values() { return Steps::team() == Steps::teams - 1; }
-  // Calls of bring() until the scales that one has asked for are kept: teams read those of a stage behind a barrier
-  // that stands ahead of its call.
+  // Calls of bring() until the scales that one has asked for are written to shared memory, one less for teams: their
+  // barrier of a step stands before the step's call, so that scales have to lie there a call sooner. With 0 they are
+  // written at the end of the call that asks for them.
   static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1), kScalesAhead = kScaleSteps > 4 ? 4
                                                                                           : kScaleSteps > 1
                                                                                               ? kScaleSteps

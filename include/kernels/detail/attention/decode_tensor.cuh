@@ -4,7 +4,8 @@
 //   logits:  A = 16 keys x 16 columns of a head,         B = those columns of 8 rows
 //   output:  A = 16 columns of the values x 16 keys,     B = the weights of 8 rows
 //
-//   a warp's ring:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async
+//   a warp's ring:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async; of two teams'
+//                                                                            warps with the same keys one ring
 //
 // Where rows are short, as those of codes are, a stage has two or four tiles of 16 keys, whose instructions the
 // scheduler mixes: what a step costs besides its products is paid once for all.
@@ -146,7 +147,7 @@ class TensorRows {
       ring_.bring();
       arch::copy_async_wait<kStages - 1>();
       __syncwarp();
-    } else {  // a stage is brought by all teams, and to where all have read
+    } else {  // each team has brought a part of the stage, and the slot to bring to is free when all have read it
       arch::copy_async_wait<kStages - 2>();
       wait_for_teams();
       ring_.bring();
@@ -157,8 +158,8 @@ class TensorRows {
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
   }
 
-  // All teams pass as many barriers: compute-sanitizer's racecheck counts them, and takes what is on both sides of the
-  // block's next one for unordered.
+  // So that all warps of the block pass the same number of barriers. Otherwise compute-sanitizer's racecheck, which
+  // counts them, reports hazards across the block's next __syncthreads().
   __device__ __forceinline__ void end_keys(bool had_fewer) {
     if (kTeams > 1 && had_fewer) wait_for_teams();
   }
@@ -190,7 +191,7 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  static_assert(kTeams == 1 || kStages > 1, "teams read what was asked for a step before");
+  static_assert(kTeams == 1 || kStages > 1, "where teams share a stage it is brought a step before it is read");
   using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot, short_of_registers>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);

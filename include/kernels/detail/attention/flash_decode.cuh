@@ -75,9 +75,9 @@ struct WarpKeys {
   uint32_t block_ = 0, block_keys_ = 0;  // where the block's step begins, and its keys
 };
 
-// A value of a warp that is seldom read. Where registers are short it lies in shared memory, or the compiler would load
-// operands of products only when these want them, for want of places (16 sequences of 4,096 keys with 8 queries of 32
-// heads over 8: 75.6 us instead of 86.6, H200). kWhich: which of several of a type.
+// A value of a warp that is seldom read. Where registers are short it lies in shared memory: otherwise the compiler has
+// no registers to load operands of products ahead of time (16 sequences of 4,096 keys with 8 queries of 32 heads over
+// 8: 75.6 us, and 86.6 with all in registers, H200). kWhich: tells apart several of one type.
 template <class T, int kWarps, bool kInShared, int kWhich = 0>
 class SeldomRead {
  public:
@@ -397,8 +397,7 @@ struct DecodeBody {
       }
       if (more) rows.prefetch(next.get());
       if (first) rows.fill(filled);
-      else
-        work(p, schedule.get(), rows, part, at);
+      else work(p, schedule.get(), rows, part, at);
       if (!first) at += part.next_unit - part.unit;
       if (!more) return;
       part = next.get();

@@ -119,8 +119,8 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   });
 }
 
-// What blocks have left, 128 columns of a row of all parts for each warp. kTogether: where a block has few of these,
-// all of its warps merge some parts of each, and one what these have made.
+// Merges what blocks have left: an item is 128 columns of a row, whose parts one warp merges. kTogether: where a block
+// finds few items, all of its warps share the parts of each, and one warp merges the results.
 template <class P, bool kTogether = false>
 struct PrefillMerge {
   static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
@@ -134,7 +134,7 @@ struct PrefillMerge {
     return rows * ((p.shape.value_dim() + kCols - 1) / kCols);
   }
 
-  // A warp looks at 32 rows at a time, of which those are merged that are of a first part.
+  // A warp looks at 32 items at a time, of the rows of all parts. Only those of first parts have something to merge.
   static __device__ __forceinline__ void run(const P& p) {
     const int64_t all = items(p, *p.parts.count), step = int64_t(gridDim.x) * kWarps;
     KERNELS_ROLLED
