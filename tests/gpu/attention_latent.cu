@@ -210,6 +210,42 @@ TEST_CASE("decode over latents: blocks are shared out among all sequences") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("decode over latents: cut in a fixed number of parts, a sequence has the same bits alone and in any batch") {
+  using T = k::bfloat16;
+  const int64_t batch = 40, heads = 16, capacity = 2100, width = heads * 576, made = heads * 512;
+  std::vector<int32_t> lens;
+  for (int64_t b = 0; b < batch; ++b) lens.push_back(b == 0 ? int32_t(capacity) : int32_t(b * 997 % capacity));
+  const RandomMatrix<T, DeviceMemory> keys(1, batch * capacity, 576, 576), q(2, batch, width, width);
+  Device<float> all(batch, made, made), alone(batch, made, made);
+  Stream stream;
+  Tally t;
+  for (const int splits : {3, 16}) {
+    const auto run = [&](Device<float>& o, int64_t first, int64_t count) {
+      const OnDevice<int32_t> lengths(std::vector<int32_t>(lens.begin() + first, lens.begin() + first + count));
+      const auto cache = k::nhd(static_cast<const T*>(keys.data()) + first * capacity * 576, capacity, 1, 576);
+      const k::AttentionShape shape{count, 1, heads, 1, 576, 512};
+      const k::Attention options = k::Attention{}.splits(splits);
+      const int64_t room = int64_t(k::decode_workspace_bytes(stream, shape, options));
+      Device<unsigned char> memory(1, room, room);
+      REQUIRE(k::decode<576>(stream, k::load(static_cast<const T*>(q.data()) + first * width, width),
+                             k::dense_kv(cache, cache, static_cast<const int32_t*>(lengths.data())),
+                             k::store(o.data() + first * made, made), shape, k::no_mask(),
+                             {memory.data(), size_t(room)}, options));
+      stream.wait();
+    };
+    run(all, 0, batch);
+    for (int64_t b = 0; b < batch; b += 9) run(alone, b, 1);
+    all.download();
+    alone.download();
+    for (int64_t b = 0; b < batch; b += 9) {
+      for (int64_t c = 0; c < made; ++c)
+        t.expect(all.get(b, c) == alone.get(b, c), "%d parts, sequence %d, column %d: %g, alone %g", splits, int(b),
+                 int(c), all.get(b, c), alone.get(b, c));
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 // Two tiles of rows for each sequence, and two to three multiprocessors for each tile: a cluster of two blocks has it.
 TEST_CASE("decode over latents: two blocks have a tile of queries together") {
   Tally t;

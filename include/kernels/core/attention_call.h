@@ -73,7 +73,7 @@ class Attention {
   Attention& new_keys(int64_t n) { new_keys_ = n, old_ready_ = true; return *this; }
   Attention& in_8_bits(bool yes = true) { in_8_bits_ = yes; return *this; }
   bool wants_8_bits() const { return in_8_bits_; }
-  int fixed_splits() const { return splits_; }           // 0: none
+  KERNELS_HD int fixed_splits() const { return splits_; }  // 0: none
   int64_t expected_keys() const { return most_keys_; }   // 0: unknown
   KERNELS_HD bool old_keys_ready() const { return old_ready_; }
   // How many of a sequence's keys are old.

@@ -235,7 +235,7 @@ class DecodeEngine {
   template <class Rows>
   Status describe(int warps) {
     Rows::describe(p_, *plan_);
-    plan_->tile_rows = Rows::rows, plan_->tile_keys = warps / Rows::teams * Rows::Steps::tiles * kDecodeKeys;
+    plan_->tile_rows = Rows::rows, plan_->tile_keys = warps / Rows::Steps::teams * Rows::Steps::tiles * kDecodeKeys;
     plan_->heads_together = true;
     plan_->blocks = p_.blocks, plan_->splits = p_.splits;
     plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;

@@ -30,7 +30,7 @@ __device__ __forceinline__ Pack<float, N> read_some(const S& source, int64_t row
 template <class P, int kChunks>
 class PlainRows {
  public:
-  static constexpr int warps = 4, teams = 1, rows = 8, registers = 255;
+  static constexpr int warps = 4, rows = 8, registers = 255;
   static constexpr bool fills_shared = false, short_of_registers = false;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Steps = WarpKeys<warps, 1>;

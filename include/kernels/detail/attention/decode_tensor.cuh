@@ -39,8 +39,8 @@ class TensorRows {
     constexpr int all = kTeams * head_size(kDim).decode_warps, most = all < 8 ? all : 8;
     return most > 4 && !has_much(architecture) ? 4 : most;
   }
-  static constexpr int warps = warps_of(arch::kCompiledFor), teams = kTeams, rows = 8 * kTiles * kTeams, parts = kParts,
-                       heads = kHeads, registers = 255;
+  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles * kTeams, parts = kParts, heads = kHeads,
+                       registers = 255;
   static_assert(kHeads == 1 || kTeams == 1, "rows of two heads stand in one tile");
   static constexpr bool fills_shared = true;
   static constexpr bool short_of_registers = kTeams > 1 || kHeads > 1;

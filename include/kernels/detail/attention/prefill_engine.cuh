@@ -120,7 +120,8 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
 }
 
 // Merges what blocks have left: an item is 128 columns of a row, whose parts one warp merges. kTogether: where a block
-// finds few items, all of its warps share the parts of each, and one warp merges the results.
+// finds few items, all of its warps share the parts of each, and one warp merges the results. Not where a fixed number
+// of parts is asked for: what a block finds depends on the batch, and with it the last bits would.
 template <class P, bool kTogether = false>
 struct PrefillMerge {
   static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
@@ -145,7 +146,7 @@ struct PrefillMerge {
       if (mine < all) row = p.parts.rows[mine / items(p, 1)];
       unsigned found = __ballot_sync(0xffffffffu, row.parts > 0);
       if constexpr (kTogether) {
-        if (together(p, found, item)) continue;
+        if (p.options.fixed_splits() == 0 && together(p, found, item)) continue;
       }
       KERNELS_ROLLED
       for (; found != 0; found &= found - 1) {
