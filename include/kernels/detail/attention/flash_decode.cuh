@@ -38,6 +38,12 @@ namespace detail {
 
 constexpr int kDecodeKeys = 16;  // of a tile: as many as mma has rows
 
+// Which of kTeams, whose warps take turns, the warp is in.
+template <int kTeams>
+__device__ __forceinline__ int team_of_warp() {
+  return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams;
+}
+
 // The keys of a part that a warp takes, one step of the block after the other: kTiles tiles each time, or fewer where
 // what is left of the part would not be enough for all warps. kTeams warps take the same keys, for other rows:
 // kWarps counts them once.
@@ -46,7 +52,7 @@ struct WarpKeys {
   static constexpr int warps = kWarps, tiles = kTiles, teams = kTeams;
   // Which keys the warp has, and in which team it is.
   static __device__ __forceinline__ int number() { return threadIdx.x / (32 * kTeams); }
-  static __device__ __forceinline__ int team() { return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams; }
+  static __device__ __forceinline__ int team() { return team_of_warp<kTeams>(); }
 
   uint32_t first, count;
 
@@ -328,9 +334,7 @@ class DecodeWeights {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
   // The first row of the warp's team, and row j of those that a lane has of tile n.
-  static __device__ __forceinline__ int first_row() {
-    return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams * (kTiles * 8);
-  }
+  static __device__ __forceinline__ int first_row() { return team_of_warp<kTeams>() * (kTiles * 8); }
   static __device__ __forceinline__ int row_of(int n, int j) { return first_row() + n * 8 + lane() % 4 * 2 + j; }
   template <int kWarps, int kRows>
   static __device__ __forceinline__ float most_of(const float2 (&states)[kWarps][kRows], int row) {

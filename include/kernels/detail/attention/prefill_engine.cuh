@@ -151,7 +151,7 @@ struct PrefillMerge {
       KERNELS_ROLLED
       for (; found != 0; found &= found - 1) {
         const int i = __ffs(int(found)) - 1;
-        const Item one(p, item(threadIdx.x / 32, i), of_lane(row, i));
+        const Item one(p, item(threadIdx.x / 32, i), from_lane(row, i));
         one.put(p, one.merged(p, 0, one.first.parts));
       }
     }
@@ -187,16 +187,6 @@ struct PrefillMerge {
           [&](const auto& some, int64_t at) { put_mapped(sink_end(p.out), sink_map(p.out), some, first.token, at); });
     }
   };
-
-  static __device__ __forceinline__ PrefillParts::Row of_lane(const PrefillParts::Row& row, int lane) {
-    int words[sizeof(row) / 4];
-    memcpy(words, &row, sizeof(words));
-    KERNELS_UNROLL
-    for (int& word : words) word = __shfl_sync(0xffffffffu, word, lane);
-    PrefillParts::Row out;
-    memcpy(&out, words, sizeof(words));
-    return out;
-  }
 
   // found: the items of the warp, of 32. Whether the block has so few that all of its warps merge each.
   template <class At>

@@ -58,17 +58,20 @@ struct PrefillRows {
   __device__ __forceinline__ ScoreQueries at(int query) const { return {b, query, query, queries, keys}; }
 };
 
-// The same, of which the compiler knows that all lanes of a warp have them, which spares registers.
-__device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
-  static_assert(sizeof(PrefillRows) % 4 == 0, "words");
-  int words[sizeof(PrefillRows) / 4];
-  memcpy(words, &rows, sizeof(words));
+// What a lane of the warp has.
+template <class T>
+__device__ __forceinline__ T from_lane(const T& mine, int lane) {
+  static_assert(sizeof(T) % 4 == 0, "words");
+  int words[sizeof(T) / 4];
+  memcpy(words, &mine, sizeof(words));
   KERNELS_UNROLL
-  for (int& word : words) word = __shfl_sync(0xffffffffu, word, 0);
-  PrefillRows out;
+  for (int& word : words) word = __shfl_sync(0xffffffffu, word, lane);
+  T out;
   memcpy(&out, words, sizeof(words));
   return out;
 }
+// Rows of which the compiler knows that all lanes of a warp have them, which spares registers.
+__device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { return from_lane(rows, 0); }
 
 // How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns;
 // parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
