@@ -58,10 +58,8 @@ class DecodeRing {
   // Calls of bring() until the scales that one has asked for are written to shared memory, one less for teams: their
   // barrier of a step stands before the step's call, so that scales have to lie there a call sooner. With 0 they are
   // written at the end of the call that asks for them.
-  static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1), kScalesAhead = kScaleSteps > 4 ? 4
-                                                                                          : kScaleSteps > 1
-                                                                                              ? kScaleSteps
-                                                                                              : 1;
+  static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1);
+  static constexpr int kScalesAhead = kScaleSteps > 4 ? 4 : kScaleSteps > 1 ? kScaleSteps : 1;
 
   // Where rows, or scales, lie: at equal distances in a block, and so do blocks, and heads.
   struct Lines {

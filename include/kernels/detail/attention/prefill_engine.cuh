@@ -125,8 +125,8 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
 template <class P, bool kTogether = false>
 struct PrefillMerge {
   static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
-  static constexpr int kAtOnce = 8;  // parts that are read at a time
-  static constexpr int kMostTogether = 2;
+  static constexpr int kAtOnce = 8;        // parts that are read at a time
+  static constexpr int kMostTogether = 2;  // items of a block that all of its warps merge
   using Params = P;
   using State = AttentionState<float, 4>;
 
