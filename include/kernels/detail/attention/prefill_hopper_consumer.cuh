@@ -198,6 +198,7 @@ struct HopperConsumer : Parts {
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     int last = tiles.count - 1;   // that any of the group's rows sees, or the first
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
+    const int end_boxed = boxed ? tiles.tiles_in(tiles.end, 0) : 0;  // behind the tiles that all are there
     int first_plain, last_plain;  // those that need no masks, no fences and none of the rarer products
     Work state;
 
@@ -261,6 +262,8 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
       if (!keeps_place) release<false>(queries_empty);
     }
+    // Whether the TMA unit copies the tile.
+    __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
     }
@@ -318,7 +321,7 @@ struct HopperConsumer : Parts {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       keys_at.next(tile);
-      if constexpr (!kPlain) arch::async_proxy_fence();
+      if (!kPlain && !(kInEight && in_box(tile))) arch::async_proxy_fence();
       const uint64_t keys = arch::further_tile(keys_tile, stage * (kStageBytes / 16));
       if (kPlain || kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
       else multiply_keys<kFewer>(keys);
@@ -328,7 +331,7 @@ struct HopperConsumer : Parts {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
-      if constexpr (!kPlain) arch::async_proxy_fence();
+      if constexpr (!kPlain && !kInEight) arch::async_proxy_fence();  // values of 8 bits are turned, and fenced
       const uint64_t values = arch::further_tile(values_tile, stage * (kStageBytes / 16));
       // Products and their commit stand in one branch, or the compiler commits with another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;

@@ -232,7 +232,9 @@ struct HopperProducer : HopperItemProducer<Parts> {
         arch::async_proxy_fence();  // the TMA unit may write next where threads have read and written
         arch::named_barrier_sync(kProducerBarrier, 128);  // all have turned the tile before
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + stage * Values::kBytes, cols);
+        turn_tile<kKeys>(arch::shared_address(stages) + stage * kStageBytes + Keys::kBytes,
+                         arch::shared_address(copied) + stage * Values::kBytes, cols);
+        arch::async_proxy_fence();
         arch::mbarrier_arrive(&shared.values_full[stage]);
         values_to.next(tile - 1);
       }

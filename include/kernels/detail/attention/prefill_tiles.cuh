@@ -261,32 +261,27 @@ class KvTiles {
 
 // A tile of kKeys values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows, of 128
 // bytes, are columns: word 4i + t of a row has of 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9,
-// as a lane has them of logits. By a warpgroup; each lane makes that word of the columns of two chunks.
+// as a lane has them of logits. By a warpgroup, each warp two chunks of 16 columns: ldmatrix turns pairs of columns,
+// which become one column each in a lane's registers, and stmatrix writes 16 bytes of 8 of these, of four that are even
+// and four that are odd, as those keep off each other's banks.
 template <int kKeys>
-__device__ __forceinline__ void turn_tile(unsigned char* to, const unsigned char* from, int cols) {
-  const int lane = threadIdx.x % 32,
-            swaps = lane / 4 % 2;  // lanes that read the second of two keys first keep off the banks of others
-  const int key = lane / 4 * 16 + lane % 4 * 2;
-  const uint32_t low = swaps ? 0x1504 : 0x5140, high = swaps ? 0x3726 : 0x7362;
-  if (lane >= kKeys / 4) return;
-#pragma unroll 1
-  for (int chunk = threadIdx.x / 32 % 4 * 2; chunk < threadIdx.x / 32 % 4 * 2 + 2 && chunk * 16 < cols; ++chunk) {
-    uint32_t keys[4][4];
+__device__ __forceinline__ void turn_tile(uint32_t to, uint32_t from, int cols) {
+  static_assert(kKeys % 32 == 0, "keys of an ldmatrix");
+  const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2;
+  const int row = lane % 8, column = row * 2 + (row / 4 ^ lane / 8 % 2);
+  from += lane * 128 + (chunk ^ lane % 8) * 16;
+  to += (chunk * 16 + column) * 128 + (lane / 16 ^ column % 8) * 16;
+  KERNELS_UNROLL
+  for (int x = 0; x < 2; ++x) {
+    if ((chunk + x) * 16 >= cols) return;
     KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int row = key + i / 2 * 8 + (i % 2 ^ swaps);
-      memcpy(keys[i], __builtin_assume_aligned(from + row * 128 + (chunk ^ row % 8) * 16, 16), 16);
-    }
-    KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) {  // columns 4i to 4i + 3
-      const uint32_t a = __byte_perm(keys[0][i], keys[1][i], low), b = __byte_perm(keys[0][i], keys[1][i], high);
-      const uint32_t c = __byte_perm(keys[2][i], keys[3][i], low), d = __byte_perm(keys[2][i], keys[3][i], high);
-      const uint32_t words[4] = {__byte_perm(a, c, 0x5410), __byte_perm(a, c, 0x7632), __byte_perm(b, d, 0x5410),
-                                 __byte_perm(b, d, 0x7632)};
+    for (int i = 0; i < kKeys / 32; ++i) {
+      uint32_t pairs[4], words[4];
+      arch::load_matrix_x4_turned(pairs, (from ^ x * 16) + i * 32 * 128);
       KERNELS_UNROLL
       for (int j = 0; j < 4; ++j)
-        *reinterpret_cast<uint32_t*>(to + (chunk * 16 + i * 4 + j) * 128 + (lane / 4 ^ (i * 4 + j) % 8) * 16 +
-                                     lane % 4 * 4) = words[j];
+        words[j] = __byte_perm(pairs[j / 2 * 2], pairs[j / 2 * 2 + 1], j % 2 == lane / 16 ? 0x6420 : 0x7531);
+      arch::store_matrices((to ^ i * 32) + x * 16 * 128, words);
     }
   }
 }
