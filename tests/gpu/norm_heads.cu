@@ -24,6 +24,20 @@ TEST_CASE("norm_heads: queries, keys and values of one buffer") {
   CHECK_TALLY(t);
 }
 
+// More heads than all blocks take at once.
+TEST_CASE("norm_heads: blocks that take heads one after the other") {
+  Tally t;
+  Stream stream;
+  const HeadCase c{Turning(256, 256, false, 7000), 7000, 3, 1};
+  check_norm_heads<k::half, DeviceMemory>(
+      t, c, false, [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
+        const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
+        stream.wait();
+        return status;
+      });
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("norm_heads: heads normalized as they are read") {
   Tally t;
   Stream stream;

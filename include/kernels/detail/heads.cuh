@@ -62,24 +62,24 @@ struct HeadBody {
     const auto has = [&](int i) { return (i * lanes.count() + lanes.rank()) * N < dim; };
     const auto column = [&](int i) { return int64_t(head) * dim + (i * lanes.count() + lanes.rank()) * N; };
     Fetched<Source, kHalf> fetched[kPacks][2];
+    Runs at[kPacks];
     Pack<C, N> values[kPacks];
     KERNELS_UNROLL
     for (int i = 0; i < kPacks; ++i) {
       if (!has(i)) continue;
-      const Runs at = runs(p, column(i));
-      fetched[i][0] = fetch<kHalf>(p.source, token, at.first);
-      fetched[i][1] = fetch<kHalf>(p.source, token, at.second);
+      at[i] = runs(p, column(i));
+      fetched[i][0] = fetch<kHalf>(p.source, token, at[i].first);
+      fetched[i][1] = fetch<kHalf>(p.source, token, at[i].second);
     }
     KERNELS_UNROLL
     for (int i = 0; i < kPacks; ++i) {
       values[i] = broadcast<N>(C(0));
       if (!has(i)) continue;
-      const Runs at = runs(p, column(i));
-      const Pack<C, kHalf> a = resolve(p.source, fetched[i][0], token, at.first),
-                           b = resolve(p.source, fetched[i][1], token, at.second);
+      const Pack<C, kHalf> a = resolve(p.source, fetched[i][0], token, at[i].first),
+                           b = resolve(p.source, fetched[i][1], token, at[i].second);
       KERNELS_UNROLL
       for (int j = 0; j < N; ++j)
-        values[i].v[j] = at.apart ? (j % 2 == 0 ? a : b).v[j / 2] : (j < kHalf ? a : b).v[j % kHalf];
+        values[i].v[j] = at[i].apart ? (j % 2 == 0 ? a : b).v[j / 2] : (j < kHalf ? a : b).v[j % kHalf];
     }
     if (p.shape.normed > 0) {
       typename P::Op::State seen;
@@ -120,6 +120,11 @@ struct HeadBody {
   }
 };
 
+// On each multiprocessor, which take one head after the other: what comes before a thread's first head is a fifth of
+// its instructions. H200, 32/8 heads of 128 columns: 8,192 tokens 122 us, 129 with a block for every eight heads, 117
+// with twice as many blocks as these; 1,024 tokens 17.5, 18.2 and 18.2.
+constexpr int kHeadBlocks = 32;
+
 template <int N, class P>
 Status start_heads(const Exec& ex, const P& problem) {
   using Body = HeadBody<P, N>;
@@ -129,7 +134,7 @@ Status start_heads(const Exec& ex, const P& problem) {
   const int64_t groups = Body::max_threads >> lanes_log2, all = problem.shape.tokens * problem.shape.heads;
   Launch how;
   how.threads = Body::max_threads;
-  how.grid.x = unsigned(lesser<int64_t>((all + groups - 1) / groups, int64_t(1) << 30));
+  how.grid.x = unsigned(lesser<int64_t>((all + groups - 1) / groups, ex.device().sm_count * kHeadBlocks));
   return launch<Body>(ex, how, {problem, lanes_log2});
 }
 
