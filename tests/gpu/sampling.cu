@@ -53,6 +53,21 @@ TEST_CASE("vocabularies as large as they get, on the GPU") {
   CHECK_TALLY(t);
 }
 
+// A block's table of listed tokens has room for 2,048 of them.
+TEST_CASE("lists of more tokens than a block has room for, on the GPU") {
+  Tally t;
+  Stream stream;
+  std::vector<SampleRulesOf> listed;
+  for (const SampleRulesOf& r : sample_rules()) {
+    if (r.listed) listed.push_back(r);
+  }
+  for (const int multiprocessors : {4, 0}) {
+    check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, 2050}, listed, OnDevice{stream, multiprocessors});
+    check_samples<DeviceMemory, float>(t, {8, 1028, 0, 0, 2048}, listed, OnDevice{stream, multiprocessors});
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("logits of 16 bits, on the GPU") {
   Tally t;
   Stream stream;

@@ -67,6 +67,12 @@ inline std::vector<SampleRulesOf> sample_rules() {
   r = rules_of("penalized, plain", 1, 0);
   r.listed = true, r.repetition = 1.5f, r.frequency = 0.3f;
   all.push_back(r);
+  // Penalties of listed tokens alone.
+  for (SampleRulesOf one : {rules_of("penalized, greedy", 0, 0), rules_of("penalized, top_k, top_p", 0.8f, 50, 0.9f),
+                            rules_of("penalized, top_k 200", 2, 200), rules_of("penalized, top_p", 1, 0, 0.9f)}) {
+    one.listed = true, one.repetition = 1.3f, one.presence = -0.5f, one.frequency = 0.2f;
+    all.push_back(one);
+  }
   return all;
 }
 
@@ -200,14 +206,14 @@ inline float logit(Logits kind, Random& random, int64_t i) {
 
 struct SampleShape {
   int64_t rows, vocabulary;
-  int64_t gap = 0, shift = 0;
+  int64_t gap = 0, shift = 0, listed = 70;  // tokens that occurred, at most
 };
 
 // Calls run(source, tokens, rows, vocabulary, options) for rows of every kind, and compares tokens and statuses with
 // the oracle's.
 template <class Memory, class T, class Run>
 void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleRulesOf>& rules, const Run& run) {
-  const int64_t rows = shape.rows, n = shape.vocabulary, words = (n + 31) / 32 + 1, most = 70;
+  const int64_t rows = shape.rows, n = shape.vocabulary, words = (n + 31) / 32 + 1, most = shape.listed;
   Random random(mix(uint64_t(n)) + uint64_t(rows * 8 + shape.shift));
   Guarded<T, Memory> logits(rows, n, n + shape.gap, shape.shift, Poison::nan);
   Guarded<float, Memory> bias(1, n, n, 1, Poison::nan);

@@ -6,6 +6,7 @@
 #include "../../core/sampling_search.h"
 #include "../../exec.cuh"
 #include "../../functor.h"
+#include "listed.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -207,12 +208,13 @@ KERNELS_HD auto one_row(const Source& source, int64_t row) {
   else return source;
 }
 
-// The packs of a row that are one thread's: `packs_` of them from column first_ on, step_ apart.
-template <class Source, int N>
+// The packs of a row that are one thread's: `packs_` of them from column first_ on, step_ apart. kListed: logits of
+// the tokens in listed_ are changed as they are read.
+template <class Source, int N, bool kListed = false>
 class SamplePacks {
  protected:
   // Packs that a thread has on their way, and the tokens of a warp's packs.
-  static constexpr int kLooks = N > 4 ? 4 : 8,
+  static constexpr int kLooks = N > 4 || kListed ? 4 : 8,
                        kLogSegment = N == 8   ? 8
                                      : N == 4 ? 7
                                      : N == 2 ? 6
@@ -235,7 +237,9 @@ class SamplePacks {
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
   template <class Fetched>
   __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const {
-    return convert<float>(resolve(source_, fetched, row_, col));
+    Pack<float, N> x = convert<float>(resolve(source_, fetched, row_, col));
+    if constexpr (kListed) listed_->change(x, col);
+    return x;
   }
 
   // f(values, column, number) for those from number `from` on, kMany of them loaded at a time, and then(time) behind
@@ -276,6 +280,7 @@ class SamplePacks {
   }
 
   decltype(one_row(std::declval<const Source&>(), kAny)) source_;
+  ListedTokens* listed_ = nullptr;
   int64_t row_;
   int vocabulary_, rank_, blocks_, first_, step_, packs_;
 };

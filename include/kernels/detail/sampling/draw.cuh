@@ -9,27 +9,35 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A row of which all tokens count, in a call that leaves logits as they are, and without typical(). What of it there is
-// room for is kept in shared memory, so that it is read from there from the second time on.
-template <class P, int N>
-class DrawOfRow : public SampleRanges<typename P::Source, N> {
-  using Ranges = SampleRanges<typename P::Source, N>;
+// A row of which all tokens count, without typical(), in a call that leaves logits as they are, or with kListed all but
+// those of listed tokens. What of it there is room for is kept in shared memory, so that it is read from there from the
+// second time on.
+template <class P, int N, bool kListed>
+class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
+  using Ranges = SampleRanges<typename P::Source, N, kListed>;
 
  public:
-  __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, int rank, int blocks)
-      : Ranges(p.source, row, int(p.vocabulary), rank, blocks),
-        kept_(lesser(of_warp_,
-                     (int(arch::dynamic_shared_bytes()) - kSampleRoom) / int(kSampleThreads * N * sizeof(float)))) {}
+  __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, ListedTokens* listed, int rank, int blocks)
+      : Ranges(p.source, row, int(p.vocabulary), rank, blocks) {
+    listed_ = listed;
+    const int room = int(arch::dynamic_shared_bytes()) - kSampleRoom - (kListed ? kListedRoom : 0);
+    kept_ = lesser(of_warp_, room / int(kSampleThreads * N * sizeof(float)));
+  }
 
   __device__ __forceinline__ void draw(const P& p, int64_t row) {
     float most = -infinity<float>();
     KERNELS_ROLLED
     for (int number = packs_; number < kept_; ++number) keep(number, this->nothing());
-    this->template each_pack<4>(0, [this, &most](const Pack<float, N>& x, int, int number) {
+    const auto look = [this, &most](const Pack<float, N>& x, int, int number) {
       if (number < kept_) keep(number, x);
       KERNELS_UNROLL
       for (int i = 0; i < N; ++i) most = arch::max_or_nan(most, x.v[i]);
-    });
+    };
+    this->template each_pack<4>(
+        0, look, [](int) {},
+        [&] {
+          if constexpr (kListed) listed_->take(p.options, row, p.vocabulary);
+        });
     uint32_t top, nothing;
     extremes_of_block(room_, key_of(most), top, nothing);
     if (blocks_ > 1) {
@@ -76,8 +84,8 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
   }
 
  private:
-  using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at,
-      Ranges::values_of, Ranges::room_, Ranges::of_warp_;
+  using Ranges::listed_, Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_,
+      Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
 
   // What Visit::mass_left() says of such rows, in few instructions.
   template <class V>

@@ -5,7 +5,7 @@
 //
 //   LargestOfRow   the largest tokens decide (greedy, top-k): one read; blocks send candidates to block 0 at once
 //   DrawOfRow      all tokens count: what fits is kept in shared memory between the passes
-//   SampleRow      all others (penalties, bias, typical ...): the row as core/sampling_row.h goes through it
+//   SampleRow      all others (bias, typical ...): the row as core/sampling_row.h goes through it
 #pragma once
 
 #include "../../tuning/sampling.h"
@@ -19,19 +19,19 @@ namespace detail {
 // Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the
 // device say it.
 inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
-  if (o.adjusted()) return 0;
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
   const int k = o.temperature.value() == 0.f ? 1 : o.top_k.value();
   return k <= kMostListed && k < vocabulary && o.typical.value() >= 1.f ? k : 0;
 }
 // Whether they are rows for DrawOfRow, likewise.
 inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
-  if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
+  if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
   return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) &&
          o.typical.value() >= 1.f;
 }
 
-template <class P, int N>
+// kListed: logits of listed tokens change, and no others.
+template <class P, int N, bool kListed>
 struct SampleBody {
   static constexpr int max_threads = kSampleThreads, registers = 64;
   using Row = SampleRow<typename P::Source, N>;
@@ -41,7 +41,8 @@ struct SampleBody {
     P p;
   };
 
-  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept.
+  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept; behind
+  // those ListedTokens, where they are used.
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.p;
@@ -54,11 +55,11 @@ struct SampleBody {
         const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
         few = k <= kMostListed && k < p.vocabulary && p.options.typical.at(row) >= 1.f ? k : 0;
       }
-      if (few > 0 && p.rows <= clusters) {
+      if (few > 0 && p.rows <= clusters && fits(p, row)) {
         SampleRoom& room = room_of_block();
-        const LargestOfRow<P, N> largest(
-            p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank,
-            blocks);
+        const LargestOfRow<P, N, kListed> largest(
+            p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom),
+            listed_tokens(), rank, blocks);
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
@@ -72,14 +73,23 @@ struct SampleBody {
   }
 
  private:
+  // Whether the row's list has room.
+  static __device__ __forceinline__ bool fits(const P& p, int64_t row) {
+    return !kListed || p.options.lengths[row] <= ListedTokens::kMost;
+  }
+  // At the end of the block's memory.
+  static __device__ __forceinline__ ListedTokens* listed_tokens() {
+    return reinterpret_cast<ListedTokens*>(reinterpret_cast<unsigned char*>(&room_of_block()) +
+                                           arch::dynamic_shared_bytes() - kListedRoom);
+  }
   static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
     const int32_t top_k = p.options.top_k.at(row);
-    return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f &&
-           p.options.typical.at(row) >= 1.f;
+    return (kListed || !p.options.adjusted()) && fits(p, row) && (top_k == 0 || top_k == p.vocabulary) &&
+           p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
   }
   static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {
-      DrawOfRow<P, N> one(p, row, rank, blocks);
+      DrawOfRow<P, N, kListed> one(p, row, listed_tokens(), rank, blocks);
       one.draw(p, row);
       one.sync();  // all have seen what they share
     }
@@ -93,19 +103,24 @@ struct SampleBody {
   }
 };
 
-template <class P, int N>
+template <class P, int N, bool kListed = false>
 Status start_sample(const Exec& ex, const P& problem) {
-  using Body = SampleBody<P, N>;
+  // Rows that are not aligned are none for one more kernel.
+  if constexpr (P::kOnlyDraws && N > 1 && !kListed) {
+    if (problem.options.only_listed()) return start_sample<P, N, true>(ex, problem);
+  }
+  using Body = SampleBody<P, N, kListed>;
   Launch how;
   how.threads = kSampleThreads;
   int image = 0;
   KERNELS_TRY(image_architecture<Body>(ex, image));
   const bool newer = ex.device().capability >= 90 && image >= 90,
-             of_all = P::kOnlyDraws && decided_by_all(problem.options, problem.vocabulary);
-  const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0;
-  how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts
-                              : P::kOnlyDraws                       ? greater(sizeof(LargestRoom), kept)
-                                                                    : 0);
+             packs = P::kOnlyDraws && (kListed || !problem.options.adjusted()),
+             of_all = packs && decided_by_all(problem.options, problem.vocabulary);
+  const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0,
+               counts = problem.options.previous.p != nullptr ? Body::kCounts : 0,
+               largest = packs ? sizeof(LargestRoom) + (kListed ? kListedRoom : 0) : 0;
+  how.shared = kSampleRoom + greater(counts, greater(largest, kept));
   if (newer) {
     // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
@@ -121,7 +136,7 @@ Status start_sample(const Exec& ex, const P& problem) {
     }
   }
   how.grid.x = unsigned(lesser<int64_t>(problem.rows, int64_t(1) << 26) * how.cluster);
-  return launch<Body>(ex, how, {P::kOnlyDraws ? drawn_from(problem.options, problem.vocabulary) : 0, problem});
+  return launch<Body>(ex, how, {packs ? drawn_from(problem.options, problem.vocabulary) : 0, problem});
 }
 
 // `problem` is made from a source by make(source).

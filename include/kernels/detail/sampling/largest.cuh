@@ -23,17 +23,18 @@ struct LargestRoom {
   bool right;
 };
 
-// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are. A
-// block's only row.
-template <class P, int N>
-class LargestOfRow : SamplePacks<typename P::Source, N> {
-  using Packs = SamplePacks<typename P::Source, N>;
+// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are, or
+// with kListed all but those of listed tokens. A block's only row.
+template <class P, int N, bool kListed>
+class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
+  using Packs = SamplePacks<typename P::Source, N, kListed>;
 
  public:
-  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank,
-                                          int blocks)
+  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest,
+                                          ListedTokens* listed, int rank, int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
     static_assert(kSampleWarps == 16, "their logarithm is 4");
+    listed_ = listed;
     this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
   }
 
@@ -48,7 +49,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
       at = larger != most ? col : at;
       most = larger;
     };
-    this->template each_pack<kLooks>(0, look, [](int) {}, [this] { prepare([] {}); });
+    this->template each_pack<kLooks>(
+        0, look, [](int) {}, [this] { prepare([] {}); });
     const uint32_t greatest = key_of(most);
     uint32_t top, nothing;
     extremes_of_block(room_, greatest, top, nothing);
@@ -99,8 +101,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   static constexpr uint32_t kTooMany = 0x7fffffffu;
   using Packs::kLooks;
   static constexpr int log_looks = kLooks == 8 ? 3 : 2;
-  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at,
-      Packs::values_of;
+  using Packs::kSegment, Packs::listed_, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_,
+      Packs::fetch_at, Packs::values_of;
 
   // What a block lists: all its tokens from a key on, and how many these are.
   struct Listed {
@@ -249,6 +251,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
       }
       arch::cluster_arrive_relaxed();  // waited for before anything is sent
     }
+    if constexpr (kListed) listed_->take(p_.options, number_, p_.vocabulary);
     if (rank_ > 0 || threadIdx.x > 0) return;
     largest_.rules = SampleRules(p_.options, number_);
     largest_.right = largest_.rules.right(p_.vocabulary);

@@ -11,10 +11,10 @@ KERNELS_BEGIN
 namespace detail {
 
 // A row's tokens, a range for each warp, blocks and warps in order. What weigh() and find() are made of.
-template <class Source, int N>
-class SampleRanges : protected SamplePacks<Source, N> {
+template <class Source, int N, bool kListed = false>
+class SampleRanges : protected SamplePacks<Source, N, kListed> {
  public:
-  using Packs = SamplePacks<Source, N>;
+  using Packs = SamplePacks<Source, N, kListed>;
 
   __device__ __forceinline__ SampleShared& shared() const { return *leaders(&room_.shared); }
   __device__ __forceinline__ bool is_first() const { return rank_ == 0 && threadIdx.x == 0; }

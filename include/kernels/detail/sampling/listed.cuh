@@ -1,0 +1,67 @@
+// The tokens of a row's list of previous ones in shared memory, for rows that are read once or twice by packs: a bit
+// for what may be listed, which nearly no pack has, and a table of how often the tokens are.
+#pragma once
+
+#include "../../core/sampling_search.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+struct ListedTokens {
+  static constexpr int kBits = 1 << 15, kSlots = 4096, kMost = kSlots / 2;
+  uint32_t bits[kBits / 32];  // bit token % kBits
+  int32_t tokens[kSlots];     // or -1
+  int32_t times[kSlots];
+  Adjust adjust;
+
+  // By a block. A function of its own, as few calls need it.
+  __device__ __noinline__ void take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
+    const int32_t* const previous = o.previous.at(row);
+    const int listed = o.lengths[row], thread = int(threadIdx.x), threads = int(blockDim.x);
+    for (int i = thread; i < kBits / 32; i += threads) bits[i] = 0;
+    for (int i = thread; i < kSlots; i += threads) tokens[i] = -1, times[i] = 0;
+    if (thread == 0) adjust = Adjust(o, SampleRules(o, row), row);
+    __syncthreads();
+    for (int i = thread; i < listed; i += threads) {
+      const int32_t token = previous[i];
+      if (token < 0 || token >= vocabulary) continue;
+      atomicOr(&bits[token % kBits / 32], 1u << token % 32);
+      int slot = first_slot(token);
+      for (int32_t there; (there = atomicCAS(&tokens[slot], -1, token)) != -1 && there != token;)
+        slot = (slot + 1) % kSlots;
+      atomicAdd(&times[slot], 1);
+    }
+    __syncthreads();
+  }
+
+  // Logits of tokens from `col` on, a multiple of N, become those that the filters see.
+  template <int N>
+  __device__ __forceinline__ void change(Pack<float, N>& x, int col) const {
+    const uint32_t some = bits[col % kBits / 32] >> col % 32 & ((1u << N) - 1);
+    if (some != 0) x = changed(x, col, some);
+  }
+
+ private:
+  static __device__ __forceinline__ int first_slot(int32_t token) { return int(uint32_t(token) * 2654435769u >> 20); }
+  // Functions of their own, as few packs need them.
+  template <int N>
+  __device__ __noinline__ Pack<float, N> changed(Pack<float, N> x, int col, uint32_t some) const {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      if ((some >> i & 1) != 0) x.v[i] = changed(x.v[i], col + i);
+    }
+    return x;
+  }
+  __device__ __noinline__ float changed(float x, int token) const {
+    int slot = first_slot(token);
+    while (tokens[slot] != token) {
+      if (tokens[slot] == -1) return x;
+      slot = (slot + 1) % kSlots;
+    }
+    return adjust(x, token, times[slot]);
+  }
+};
+constexpr int kListedRoom = (sizeof(ListedTokens) + 15) / 16 * 16;
+
+}  // namespace detail
+KERNELS_END
