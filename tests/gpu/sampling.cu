@@ -53,7 +53,7 @@ TEST_CASE("vocabularies as large as they get, on the GPU") {
   CHECK_TALLY(t);
 }
 
-// A block's table of listed tokens has room for 2,048 of them.
+// A block has room for 3,072 different tokens of a list: of 3,500, some of which are the same, and not of 6,000.
 TEST_CASE("lists of more tokens than a block has room for, on the GPU") {
   Tally t;
   Stream stream;
@@ -62,8 +62,9 @@ TEST_CASE("lists of more tokens than a block has room for, on the GPU") {
     if (r.listed) listed.push_back(r);
   }
   for (const int multiprocessors : {4, 0}) {
-    check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, 2050}, listed, OnDevice{stream, multiprocessors});
-    check_samples<DeviceMemory, float>(t, {8, 1028, 0, 0, 2048}, listed, OnDevice{stream, multiprocessors});
+    for (const int64_t length : {3500, 6000})
+      check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, length}, listed, OnDevice{stream, multiprocessors});
+    check_samples<DeviceMemory, float>(t, {8, 1028, 0, 0, 3500}, listed, OnDevice{stream, multiprocessors});
   }
   CHECK_TALLY(t);
 }

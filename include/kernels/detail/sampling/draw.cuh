@@ -19,7 +19,7 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
  public:
   __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, ListedTokens* listed, int rank, int blocks)
       : Ranges(p.source, row, int(p.vocabulary), rank, blocks) {
-    listed_ = listed;
+    this->listed_ = listed;
     const int room = int(arch::dynamic_shared_bytes()) - kSampleRoom - (kListed ? kListedRoom : 0);
     kept_ = lesser(of_warp_, room / int(kSampleThreads * N * sizeof(float)));
   }
@@ -28,16 +28,11 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
     float most = -infinity<float>();
     KERNELS_ROLLED
     for (int number = packs_; number < kept_; ++number) keep(number, this->nothing());
-    const auto look = [this, &most](const Pack<float, N>& x, int, int number) {
+    this->template each_pack<4>(0, [this, &most](const Pack<float, N>& x, int, int number) {
       if (number < kept_) keep(number, x);
       KERNELS_UNROLL
       for (int i = 0; i < N; ++i) most = arch::max_or_nan(most, x.v[i]);
-    };
-    this->template each_pack<4>(
-        0, look, [](int) {},
-        [&] {
-          if constexpr (kListed) listed_->take(p.options, row, p.vocabulary);
-        });
+    });
     uint32_t top, nothing;
     extremes_of_block(room_, key_of(most), top, nothing);
     if (blocks_ > 1) {
@@ -84,8 +79,8 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
   }
 
  private:
-  using Ranges::listed_, Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_,
-      Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
+  using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at,
+      Ranges::values_of, Ranges::room_, Ranges::of_warp_;
 
   // What Visit::mass_left() says of such rows, in few instructions.
   template <class V>

@@ -55,7 +55,7 @@ struct SampleBody {
         const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
         few = k <= kMostListed && k < p.vocabulary && p.options.typical.at(row) >= 1.f ? k : 0;
       }
-      if (few > 0 && p.rows <= clusters && fits(p, row)) {
+      if (few > 0 && p.rows <= clusters && takes_listed(p, row)) {
         SampleRoom& room = room_of_block();
         const LargestOfRow<P, N, kListed> largest(
             p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom),
@@ -73,19 +73,23 @@ struct SampleBody {
   }
 
  private:
-  // Whether the row's list has room.
-  static __device__ __forceinline__ bool fits(const P& p, int64_t row) {
-    return !kListed || p.options.lengths[row] <= ListedTokens::kMost;
+  // Whether the row's listed tokens, if there are any, have room, where they are now.
+  static __device__ __forceinline__ bool takes_listed(const P& p, int64_t row) {
+    if constexpr (kListed)
+      return listed_tokens()->take(p.options, row, p.vocabulary);
+    else
+      return true;
   }
   // At the end of the block's memory.
   static __device__ __forceinline__ ListedTokens* listed_tokens() {
+    static_assert(ListedTokens::kMost + kSampleThreads < ListedTokens::kSlots, "as take() says");
     return reinterpret_cast<ListedTokens*>(reinterpret_cast<unsigned char*>(&room_of_block()) +
                                            arch::dynamic_shared_bytes() - kListedRoom);
   }
   static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
     const int32_t top_k = p.options.top_k.at(row);
-    return (kListed || !p.options.adjusted()) && fits(p, row) && (top_k == 0 || top_k == p.vocabulary) &&
-           p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
+    return (kListed || !p.options.adjusted()) && (top_k == 0 || top_k == p.vocabulary) &&
+           p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f && takes_listed(p, row);
   }
   static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {

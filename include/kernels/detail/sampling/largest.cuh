@@ -34,7 +34,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
                                           ListedTokens* listed, int rank, int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
     static_assert(kSampleWarps == 16, "their logarithm is 4");
-    listed_ = listed;
+    this->listed_ = listed;
     this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
   }
 
@@ -101,8 +101,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
   static constexpr uint32_t kTooMany = 0x7fffffffu;
   using Packs::kLooks;
   static constexpr int log_looks = kLooks == 8 ? 3 : 2;
-  using Packs::kSegment, Packs::listed_, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_,
-      Packs::fetch_at, Packs::values_of;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at,
+      Packs::values_of;
 
   // What a block lists: all its tokens from a key on, and how many these are.
   struct Listed {
@@ -251,7 +251,6 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
       }
       arch::cluster_arrive_relaxed();  // waited for before anything is sent
     }
-    if constexpr (kListed) listed_->take(p_.options, number_, p_.vocabulary);
     if (rank_ > 0 || threadIdx.x > 0) return;
     largest_.rules = SampleRules(p_.options, number_);
     largest_.right = largest_.rules.right(p_.vocabulary);

@@ -1,5 +1,5 @@
-// The tokens of a row's list of previous ones in shared memory, for rows that are read once or twice by packs: a bit
-// for what may be listed, which nearly no pack has, and a table of how often the tokens are.
+// The tokens of a row's list of previous ones in shared memory, for logits that change as they are read: a bit for what
+// may be listed, which most packs of logits have none of, and a table of how often the tokens are.
 #pragma once
 
 #include "../../core/sampling_search.h"
@@ -8,30 +8,33 @@ KERNELS_BEGIN
 namespace detail {
 
 struct ListedTokens {
-  static constexpr int kBits = 1 << 15, kSlots = 4096, kMost = kSlots / 2;
+  static constexpr int kBits = 1 << 15, kSlots = 4096, kMost = kSlots / 4 * 3;  // different tokens
   uint32_t bits[kBits / 32];  // bit token % kBits
   int32_t tokens[kSlots];     // or -1
   int32_t times[kSlots];
+  int32_t different;
   Adjust adjust;
 
-  // By a block. A function of its own, as few calls need it.
-  __device__ __noinline__ void take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
+  // By a block; false if there are too many. A function of its own, as few calls need it.
+  __device__ __noinline__ bool take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
     const int32_t* const previous = o.previous.at(row);
     const int listed = o.lengths[row], thread = int(threadIdx.x), threads = int(blockDim.x);
     for (int i = thread; i < kBits / 32; i += threads) bits[i] = 0;
     for (int i = thread; i < kSlots; i += threads) tokens[i] = -1, times[i] = 0;
-    if (thread == 0) adjust = Adjust(o, SampleRules(o, row), row);
+    if (thread == 0) different = 0, adjust = Adjust(o, SampleRules(o, row), row);
     __syncthreads();
-    for (int i = thread; i < listed; i += threads) {
+    // Each thread that has not seen that there are too many adds one more at most: there is always a free slot.
+    for (int i = thread; i < listed && *static_cast<volatile int32_t*>(&different) <= kMost; i += threads) {
       const int32_t token = previous[i];
       if (token < 0 || token >= vocabulary) continue;
       atomicOr(&bits[token % kBits / 32], 1u << token % 32);
-      int slot = first_slot(token);
-      for (int32_t there; (there = atomicCAS(&tokens[slot], -1, token)) != -1 && there != token;)
-        slot = (slot + 1) % kSlots;
+      int slot = first_slot(token), there;
+      while ((there = atomicCAS(&tokens[slot], -1, token)) != -1 && there != token) slot = (slot + 1) % kSlots;
+      if (there == -1) atomicAdd(&different, 1);
       atomicAdd(&times[slot], 1);
     }
     __syncthreads();
+    return different <= kMost;
   }
 
   // Logits of tokens from `col` on, a multiple of N, become those that the filters see.
