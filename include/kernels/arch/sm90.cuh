@@ -495,10 +495,10 @@ __device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, fl
 template <int kEights>
 __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
                                                    bool adds) {
-  static_assert(kEights == 12 || kEights == 16, "96 or 128 columns");
+  static_assert(kEights == 8 || kEights == 16, "64 or 128 columns");
   if constexpr (kWarpgroupMma) {
-    if constexpr (kEights == 12) {
-      KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "{%48, %49, %50, %51}", "%52", "%53", "", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+    if constexpr (kEights == 8) {
+      KERNELS_WARPGROUP_MMA(64, "32", "e4m3", "{%32, %33, %34, %35}", "%36", "%37", "", "r"(a[0]), "r"(a[1]), "r"(a[2]),
                             "r"(a[3]))
     } else {
       KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "{%64, %65, %66, %67}", "%68", "%69", "", "r"(a[0]), "r"(a[1]),

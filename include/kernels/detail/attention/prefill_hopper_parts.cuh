@@ -150,10 +150,8 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // from then on, and with two stages both would wait for keys: H200, causal, 8 heads, 4,096 keys take 428 us, without
   // turns 472, and 434 where groups begin each tile of queries together. With 128 columns turns gain nothing.
   static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim == 256;
-  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight
-                                                                                               ? kCols
-                                                                                           : kCols == 128 ? 96
-                                                                                                          : 128;
+  static constexpr int kFewer = kDim == 64 ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
+  static constexpr int kFewerCols = kCols == 64 ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
   // Producers that decode have the codes of a tile in registers; what these leave is the consumers'. H200, queries of
