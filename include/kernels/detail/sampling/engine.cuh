@@ -109,7 +109,7 @@ struct SampleBody {
 
 template <class P, int N, bool kListed = false>
 Status start_sample(const Exec& ex, const P& problem) {
-  // Rows that are not aligned are none for one more kernel.
+  // Rows that are read one logit at a time are not worth one more kernel.
   if constexpr (P::kOnlyDraws && N > 1 && !kListed) {
     if (problem.options.only_listed()) return start_sample<P, N, true>(ex, problem);
   }
