@@ -11,8 +11,8 @@
 //
 // Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such
 // codes, here the other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to
-// nearest even; what is too large becomes the largest code, and a scale of 0 makes all codes 0. Codes: int8_t,
-// float8_e4m3, float8_e5m2.
+// nearest even; what is too large becomes the largest code, and with a scale of 0 finite values count as 0. Codes:
+// int8_t, float8_e4m3, float8_e5m2.
 //
 // A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity
 // makes the scale what it is, and shows in all codes of the group.

@@ -72,11 +72,11 @@
 #endif
 
 // Everything stands in an inline namespace that is named after what its code depends on: the version, the storage
-// types, the instruction set that the host's code may use, and whose threads it runs on. Files that are compiled with
-// different flags then keep their own code in one program, whatever the linker does with inline functions, and choose
-// between them as it runs (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction
-// sets: their functions are always inlined. Whatever else is handed from one such file to another should be of plain
-// types.
+// types, the instruction set that the host's code may use, whether there may be NaN and infinities (not with
+// -ffast-math), and whose threads it runs on. Files that are compiled with different flags then keep their own code in
+// one program, whatever the linker does with inline functions, and choose between them as it runs
+// (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets: their functions are
+// always inlined. Whatever else is handed from one such file to another should be of plain types.
 #if KERNELS_CUDA_TYPES
 #define KERNELS_ABI v0_1_cuda
 #else
@@ -134,16 +134,22 @@
 #else
 #define KERNELS_ISA_VNNI
 #endif
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0)
+#define KERNELS_MATH_NAME _fast
+#else
+#define KERNELS_MATH_NAME
+#endif
 #if defined(_OPENMP)
 #define KERNELS_THREADS_NAME _omp
 #else
 #define KERNELS_THREADS_NAME
 #endif
-#define KERNELS_JOIN10_(a, b, c, d, e, f, g, h, i, j) a##b##c##d##e##f##g##h##i##j
-#define KERNELS_JOIN10(a, b, c, d, e, f, g, h, i, j) KERNELS_JOIN10_(a, b, c, d, e, f, g, h, i, j)
-#define KERNELS_ISA                                                                                                \
-  KERNELS_JOIN10(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,            \
-                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_THREADS_NAME)
+#define KERNELS_JOIN11_(a, b, c, d, e, f, g, h, i, j, k) a##b##c##d##e##f##g##h##i##j##k
+#define KERNELS_JOIN11(a, b, c, d, e, f, g, h, i, j, k) KERNELS_JOIN11_(a, b, c, d, e, f, g, h, i, j, k)
+#define KERNELS_ISA                                                                                     \
+  KERNELS_JOIN11(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, \
+                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME, \
+                 KERNELS_THREADS_NAME)
 
 // Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through
 // memory: a product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a
