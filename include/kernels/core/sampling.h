@@ -115,7 +115,7 @@ struct SampleOptions {
   int32_t* status = nullptr;
 
   KERNELS_HD bool penalized() const { return counts.p != nullptr || previous.p != nullptr; }
-  // Whether logits change, but for tokens of previous() alone.
+  // Whether logits of tokens in previous() change, and no others.
   KERNELS_HD bool only_listed() const {
     return previous.p != nullptr && counts.p == nullptr && !(soft_cap > 0.f) && bias.p == nullptr &&
            allowed.p == nullptr;

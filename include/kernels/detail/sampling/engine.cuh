@@ -41,8 +41,8 @@ struct SampleBody {
     P p;
   };
 
-  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept; behind
-  // those ListedTokens, where they are used.
+  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept; at the
+  // end ListedTokens, where they are used: counts, which no row has as well, may reach into these.
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.p;
@@ -109,9 +109,11 @@ struct SampleBody {
 
 template <class P, int N, bool kListed = false>
 Status start_sample(const Exec& ex, const P& problem) {
-  // Rows that are read one logit at a time are not worth one more kernel.
+  // Rows that are read one logit at a time are not worth one more kernel; not every GPU's blocks have room for its
+  // list.
   if constexpr (P::kOnlyDraws && N > 1 && !kListed) {
-    if (problem.options.only_listed()) return start_sample<P, N, true>(ex, problem);
+    const bool room = kSampleRoom + int(sizeof(LargestRoom)) + kListedRoom <= ex.device().shared_per_block;
+    if (problem.options.only_listed() && room) return start_sample<P, N, true>(ex, problem);
   }
   using Body = SampleBody<P, N, kListed>;
   Launch how;
