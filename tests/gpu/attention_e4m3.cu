@@ -105,7 +105,7 @@ TEST_CASE("attention in 8 bits: taken where it can be, and near to what it is wi
   CHECK(plan_of(ex, 72, true).tile_rows == 128);
   CHECK(plan_of(ex, 128, true, 8).tile_rows == 128);
   Tally t;
-  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{128, 128}, {64, 96}, {16, 112}}) {
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{128, 128}, {64, 96}, {16, 112}, {64, 64}, {128, 48}}) {
     for (const int64_t queries : {1, 65, 192, 193, 500}) {
       for (const int64_t keys : {0, 1, 95, 96, 97, 192, 300, 1000}) {
         AttentionCase c{{queries, queries / 2, 3}, {keys, keys / 3 * 2, 200}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};

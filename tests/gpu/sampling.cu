@@ -9,21 +9,30 @@ using namespace test;
 
 namespace {
 
-// As if the device had so many multiprocessors: fewer blocks for a row.
+// As if the device had so many multiprocessors, which makes fewer blocks for a row, and so much shared memory for one.
 struct OnDevice {
   cudaStream_t stream;
-  int multiprocessors;
+  int multiprocessors, shared = 0;
   template <class Load, class Token>
   k::Status operator()(const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary,
                        const k::Sampling& options) const {
     const k::Exec whole(stream);
     k::DeviceInfo part = whole.device();
     if (multiprocessors > 0) part.sm_count = multiprocessors;
+    if (shared > 0) part.shared_per_block = std::min(part.shared_per_block, shared);
     const k::Status status = k::sample(k::Exec(stream, part), logits, tokens, rows, vocabulary, options);
     check_cuda(cudaStreamSynchronize(stream));
     return status;
   }
 };
+
+std::vector<SampleRulesOf> listed_rules() {
+  std::vector<SampleRulesOf> listed;
+  for (const SampleRulesOf& r : sample_rules()) {
+    if (r.listed) listed.push_back(r);
+  }
+  return listed;
+}
 
 }  // namespace
 
@@ -57,15 +66,29 @@ TEST_CASE("vocabularies as large as they get, on the GPU") {
 TEST_CASE("lists of more tokens than a block has room for, on the GPU") {
   Tally t;
   Stream stream;
-  std::vector<SampleRulesOf> listed;
-  for (const SampleRulesOf& r : sample_rules()) {
-    if (r.listed) listed.push_back(r);
-  }
   for (const int multiprocessors : {4, 0}) {
     for (const int64_t length : {3500, 6000})
-      check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, length}, listed, OnDevice{stream, multiprocessors});
-    check_samples<DeviceMemory, float>(t, {8, 1028, 0, 0, 3500}, listed, OnDevice{stream, multiprocessors});
+      check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, length}, listed_rules(),
+                                         OnDevice{stream, multiprocessors});
+    check_samples<DeviceMemory, float>(t, {8, 1028, 0, 0, 3500}, listed_rules(), OnDevice{stream, multiprocessors});
   }
+  CHECK_TALLY(t);
+}
+
+// More tokens than a list has bits for, so that others share these, and clusters of 16 and 8 blocks.
+TEST_CASE("listed tokens of a large vocabulary, on the GPU") {
+  Tally t;
+  Stream stream;
+  for (const int multiprocessors : {0, 40})
+    check_samples<DeviceMemory, float>(t, {8, 128256, 0, 0}, listed_rules(), OnDevice{stream, multiprocessors});
+  CHECK_TALLY(t);
+}
+
+// As sm_86, sm_89 and sm_120 have it: too little for listed tokens, and for all of the logits that are kept otherwise.
+TEST_CASE("blocks with 99 KB of shared memory, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0}, sample_rules(), OnDevice{stream, 0, 99 << 10});
   CHECK_TALLY(t);
 }
 

@@ -294,6 +294,8 @@ void check_sample_rows(Tally& t, const Run& run) {
   rules[5].min_p = 1.5f;
   rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf,
   rules[10].top_k = -1;
+  // Rows from which something is drawn have penalties of their own, of lists of their own.
+  rules[0].repetition = 1.7f, rules[1].presence = 1.5f, rules[11].frequency = 0.75f;
   const auto all = [&](auto SampleRulesOf::*what) {
     std::vector<std::decay_t<decltype(rules[0].*what)>> numbers;
     for (const SampleRulesOf& r : rules) numbers.push_back(r.*what);
@@ -304,8 +306,9 @@ void check_sample_rows(Tally& t, const Run& run) {
       repetition(all(&SampleRulesOf::repetition)), presence(all(&SampleRulesOf::presence)),
       frequency(all(&SampleRulesOf::frequency));
   const Numbers<int32_t, Memory> top_k(all(&SampleRulesOf::top_k));
-  const Guarded<int32_t, Memory> nobody(1, 1, 1);
-  Numbers<int32_t, Memory> none(std::vector<int32_t>(size_t(rows), 0));
+  const int64_t listed = 400;
+  Guarded<int32_t, Memory> previous(rows, listed, listed);
+  const Numbers<int32_t, Memory> lengths{std::vector<int32_t>(size_t(rows), int32_t(listed))};
   std::vector<uint64_t> seeds, steps;
   for (int64_t r = 0; r < rows; ++r)
     seeds.push_back(r == 11 ? 77 : uint64_t(r)), steps.push_back(uint64_t(r == 11 ? 5 : 100 + r));
@@ -314,6 +317,10 @@ void check_sample_rows(Tally& t, const Run& run) {
   const Numbers<uint64_t, Memory> one_step(std::vector<uint64_t>{9});
   Guarded<float, Memory> logits(rows, n, n, 0, Poison::nan);
   Random random(3);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < listed; ++i) previous.set(r, i, int32_t(random.below(n)));
+  }
+  previous.upload();
   for (int64_t i = 0; i < n; ++i) {
     const float x = float(random.normal());
     for (int64_t r = 0; r < rows; ++r) logits.set(r, i, x);
@@ -334,10 +341,11 @@ void check_sample_rows(Tally& t, const Run& run) {
       const SampleRulesOf rule = own_rules ? rules[size_t(r)] : rules_of("one", 1, 0);
       const RandomNumbers numbers =
           own_seeds ? RandomNumbers(seeds[size_t(r)], 0, steps[size_t(r)]) : RandomNumbers(3, uint64_t(r), 9);
+      std::vector<int> seen(static_cast<size_t>(n));
+      for (int64_t i = 0; own_rules && i < listed; ++i) ++seen[size_t(previous.get(r, i))];
       SampleExpected want;
       want.status = k::Sampled::parameter;
-      if (!own_rules || r < 2 || r > 10)
-        want = sample_oracle(x, rule, numbers, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
+      if (!own_rules || r < 2 || r > 10) want = sample_oracle(x, rule, numbers, nullptr, nullptr, seen);
       t.expect(tokens.get(0, r) == want.token && status.get(0, r) == int32_t(want.status),
                "%s, row %d: token %d, status %d, want %d, %d", what, int(r), int(tokens.get(0, r)),
                int(status.get(0, r)), int(want.token), int(want.status));
@@ -351,7 +359,7 @@ void check_sample_rows(Tally& t, const Run& run) {
                         .min_p(min_p.data())
                         .typical(typical.data());
   own.repetition_penalty(repetition.data()).presence_penalty(presence.data()).frequency_penalty(frequency.data());
-  own.previous(nobody.data(), 0, none.data());
+  own.previous(previous.data(), listed, lengths.data());
   expect("parameters of each row", k::Sampling(own).seed(3).step(9), false, true);
   expect("seeds of each row as well", k::Sampling(own).seed(seed.data()).step(step.data()), true, true);
   t.expect(expect("seeds of each row", k::Sampling{}.seed(seed.data()).step(step.data()), true, false),
