@@ -120,9 +120,9 @@ struct HeadBody {
   }
 };
 
-// On each multiprocessor, which take one head after the other: what comes before a thread's first head is a fifth of
-// its instructions. H200, 32/8 heads of 128 columns: 8,192 tokens 122 us, 129 with a block for every eight heads, 117
-// with twice as many blocks as these; 1,024 tokens 17.5, 18.2 and 18.2.
+// Blocks for each multiprocessor, at most: these take one head after the other, as what comes before a thread's first
+// head is a fifth of its instructions. H200, bench_norm_heads, 32/8 heads of 128 columns: 8,192 tokens 122 us, 129 with
+// a block for every eight heads, 117 with twice as many blocks as these; 1,024 tokens 17.5, 18.2 and 18.2.
 constexpr int kHeadBlocks = 32;
 
 template <int N, class P>

@@ -262,7 +262,7 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
       if (!keeps_place) release<false>(queries_empty);
     }
-    // Whether the TMA unit copies the tile.
+    // Whether the TMA unit surely copies the whole tile. Of the first one threads may have copied or cleared some.
     __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);

@@ -266,7 +266,7 @@ class KvTiles {
 // and four that are odd, as those keep off each other's banks.
 template <int kKeys>
 __device__ __forceinline__ void turn_tile(uint32_t to, uint32_t from, int cols) {
-  static_assert(kKeys % 32 == 0, "keys of an ldmatrix");
+  static_assert(kKeys % 32 == 0 && kKeys <= 128, "keys of an ldmatrix, and of a row");
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2;
   const int row = lane % 8, column = row * 2 + (row / 4 ^ lane / 8 % 2);
   from += lane * 128 + (chunk ^ lane % 8) * 16;
