@@ -27,6 +27,15 @@ __device__ __forceinline__ SampleRoom& room_of_block() {
   return *reinterpret_cast<SampleRoom*>(dynamic_shared);
 }
 
+// Behind the room, where there are any; and what lies behind these begins.
+__device__ __forceinline__ ListedTokens& listed_of_block() {
+  static_assert(ListedTokens::kMost + kSampleThreads < ListedTokens::kSlots, "as take() says");
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  return *reinterpret_cast<ListedTokens*>(dynamic_shared + kSampleRoom);
+}
+template <bool kListed>
+constexpr int kBehindListed = kSampleRoom + (kListed ? (int(sizeof(ListedTokens)) + 15) / 16 * 16 : 0);
+
 // The largest and the smallest of the block's keys, in all threads.
 __device__ __forceinline__ void extremes_of_block(SampleRoom& room, uint32_t key, uint32_t& high, uint32_t& low) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -209,7 +218,7 @@ KERNELS_HD auto one_row(const Source& source, int64_t row) {
 }
 
 // The packs of a row that are one thread's: `packs_` of them from column first_ on, step_ apart. kListed: logits of
-// the tokens in listed_ are changed as they are read.
+// the tokens in listed_of_block() are changed as they are read.
 template <class Source, int N, bool kListed = false>
 class SamplePacks {
  protected:
@@ -238,7 +247,7 @@ class SamplePacks {
   template <class Fetched>
   __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const {
     Pack<float, N> x = convert<float>(resolve(source_, fetched, row_, col));
-    if constexpr (kListed) listed_->change(x, col);
+    if constexpr (kListed) listed_of_block().change(x, col);
     return x;
   }
 
@@ -280,7 +289,6 @@ class SamplePacks {
   }
 
   decltype(one_row(std::declval<const Source&>(), kAny)) source_;
-  ListedTokens* listed_ = nullptr;
   int64_t row_;
   int vocabulary_, rank_, blocks_, first_, step_, packs_;
 };

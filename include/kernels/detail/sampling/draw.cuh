@@ -17,12 +17,10 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
   using Ranges = SampleRanges<typename P::Source, N, kListed>;
 
  public:
-  __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, ListedTokens* listed, int rank, int blocks)
-      : Ranges(p.source, row, int(p.vocabulary), rank, blocks) {
-    this->listed_ = listed;
-    const int room = int(arch::dynamic_shared_bytes()) - kSampleRoom - (kListed ? kListedRoom : 0);
-    kept_ = lesser(of_warp_, room / int(kSampleThreads * N * sizeof(float)));
-  }
+  __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, int rank, int blocks)
+      : Ranges(p.source, row, int(p.vocabulary), rank, blocks),
+        kept_(lesser(of_warp_, (int(arch::dynamic_shared_bytes()) - kBehindListed<kListed>) /
+                                   int(kSampleThreads * N * sizeof(float)))) {}
 
   __device__ __forceinline__ void draw(const P& p, int64_t row) {
     float most = -infinity<float>();
@@ -104,7 +102,8 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
   };
   static __device__ __forceinline__ Part& part(int number, int i, int thread) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    return reinterpret_cast<Part*>(dynamic_shared + kSampleRoom)[(number * kParts + i) * kSampleThreads + thread];
+    return reinterpret_cast<Part*>(dynamic_shared +
+                                   kBehindListed<kListed>)[(number * kParts + i) * kSampleThreads + thread];
   }
   static __device__ __forceinline__ Pack<float, N> kept(int number, int thread) {
     Pack<float, N> x;

@@ -41,9 +41,9 @@ struct SampleBody {
     P p;
   };
 
-  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept; at the
-  // end ListedTokens, where they are used: counts, which no row has as well, may reach into these.
-  static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
+  // Behind the room, and ListedTokens where there are any, lies a LargestRoom, or logits that are kept. SampleRow has
+  // the counts of tokens that occur in a list right behind the room.
+  static constexpr int kCounts = Row::kTile * int(sizeof(int32_t));
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.p;
     int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
@@ -57,9 +57,8 @@ struct SampleBody {
       }
       if (few > 0 && p.rows <= clusters && takes_listed(p, row)) {
         SampleRoom& room = room_of_block();
-        const LargestOfRow<P, N, kListed> largest(
-            p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom),
-            listed_tokens(), rank, blocks);
+        unsigned char* const behind = reinterpret_cast<unsigned char*>(&room) + kBehindListed<kListed>;
+        const LargestOfRow<P, N, kListed> largest(p, row, room, *reinterpret_cast<LargestRoom*>(behind), rank, blocks);
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
@@ -76,15 +75,9 @@ struct SampleBody {
   // Whether the row's listed tokens, if there are any, have room, where they are now.
   static __device__ __forceinline__ bool takes_listed(const P& p, int64_t row) {
     if constexpr (kListed)
-      return listed_tokens()->take(p.options, row, p.vocabulary);
+      return listed_of_block().take(p.options, row, p.vocabulary);
     else
       return true;
-  }
-  // At the end of the block's memory.
-  static __device__ __forceinline__ ListedTokens* listed_tokens() {
-    static_assert(ListedTokens::kMost + kSampleThreads < ListedTokens::kSlots, "as take() says");
-    return reinterpret_cast<ListedTokens*>(reinterpret_cast<unsigned char*>(&room_of_block()) +
-                                           arch::dynamic_shared_bytes() - kListedRoom);
   }
   static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
     const int32_t top_k = p.options.top_k.at(row);
@@ -93,7 +86,7 @@ struct SampleBody {
   }
   static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {
-      DrawOfRow<P, N, kListed> one(p, row, listed_tokens(), rank, blocks);
+      DrawOfRow<P, N, kListed> one(p, row, rank, blocks);
       one.draw(p, row);
       one.sync();  // all have seen what they share
     }
@@ -112,7 +105,7 @@ Status start_sample(const Exec& ex, const P& problem) {
   // Rows that are read one logit at a time are not worth one more kernel; not every GPU's blocks have room for its
   // list.
   if constexpr (P::kOnlyDraws && N > 1 && !kListed) {
-    const bool room = kSampleRoom + int(sizeof(LargestRoom)) + kListedRoom <= ex.device().shared_per_block;
+    const bool room = kBehindListed<true> + int(sizeof(LargestRoom)) <= ex.device().shared_per_block;
     if (problem.options.only_listed() && room) return start_sample<P, N, true>(ex, problem);
   }
   using Body = SampleBody<P, N, kListed>;
@@ -123,10 +116,12 @@ Status start_sample(const Exec& ex, const P& problem) {
   const bool newer = ex.device().capability >= 90 && image >= 90,
              packs = P::kOnlyDraws && (kListed || !problem.options.adjusted()),
              of_all = packs && decided_by_all(problem.options, problem.vocabulary);
-  const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0,
-               counts = problem.options.previous.p != nullptr ? Body::kCounts : 0,
-               largest = packs ? sizeof(LargestRoom) + (kListed ? kListedRoom : 0) : 0;
-  how.shared = kSampleRoom + greater(counts, greater(largest, kept));
+  const int counts = problem.options.previous.p != nullptr ? Body::kCounts : 0,
+            largest = packs ? kBehindListed<kListed> - kSampleRoom + int(sizeof(LargestRoom)) : 0,
+            kept = of_all ? lesser(int(tuning::kSampleKeptBytes) / (newer ? 1 : 2),
+                                   ex.device().shared_per_block - kSampleRoom)
+                          : 0;
+  how.shared = size_t(kSampleRoom + greater(counts, greater(largest, kept)));
   if (newer) {
     // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;

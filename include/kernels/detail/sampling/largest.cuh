@@ -30,11 +30,10 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
   using Packs = SamplePacks<typename P::Source, N, kListed>;
 
  public:
-  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest,
-                                          ListedTokens* listed, int rank, int blocks)
+  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank,
+                                          int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
     static_assert(kSampleWarps == 16, "their logarithm is 4");
-    this->listed_ = listed;
     this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
   }
 
@@ -49,8 +48,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
       at = larger != most ? col : at;
       most = larger;
     };
-    this->template each_pack<kLooks>(
-        0, look, [](int) {}, [this] { prepare([] {}); });
+    this->template each_pack<kLooks>(0, look, [](int) {}, [this] { prepare([] {}); });
     const uint32_t greatest = key_of(most);
     uint32_t top, nothing;
     extremes_of_block(room_, greatest, top, nothing);

@@ -8,7 +8,9 @@ KERNELS_BEGIN
 namespace detail {
 
 struct ListedTokens {
-  static constexpr int kBits = 1 << 15, kSlots = 4096, kMost = kSlots / 4 * 3;  // different tokens
+  // kMost: different tokens. With these sizes two blocks still fit on an H200's multiprocessor, and have 832 bytes
+  // left.
+  static constexpr int kBits = 1 << 15, kLogSlots = 12, kSlots = 1 << kLogSlots, kMost = kSlots / 4 * 3;
   uint32_t bits[kBits / 32];  // bit token % kBits
   int32_t tokens[kSlots];     // or -1
   int32_t times[kSlots];
@@ -45,7 +47,9 @@ struct ListedTokens {
   }
 
  private:
-  static __device__ __forceinline__ int first_slot(int32_t token) { return int(uint32_t(token) * 2654435769u >> 20); }
+  static __device__ __forceinline__ int first_slot(int32_t token) {
+    return int(uint32_t(token) * 2654435769u >> (32 - kLogSlots));
+  }
   // Functions of their own, as few packs need them.
   template <int N>
   __device__ __noinline__ Pack<float, N> changed(Pack<float, N> x, int col, uint32_t some) const {
@@ -64,7 +68,6 @@ struct ListedTokens {
     return adjust(x, token, times[slot]);
   }
 };
-constexpr int kListedRoom = (sizeof(ListedTokens) + 15) / 16 * 16;
 
 }  // namespace detail
 KERNELS_END
