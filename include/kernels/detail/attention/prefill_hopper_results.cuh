@@ -34,7 +34,8 @@ template <int kCols, class P>
 class ResultRows {
   using T = result_type<P>;
   static constexpr int kBlocks = kCols / 32;  // of 32 columns, 8 of each lane
-  static constexpr int kPack = sizeof(typename Traits<typename P::Out>::Stored) == 4 ? 4 : 8;  // 16 bytes, of 1 byte 8
+  static constexpr int kPack =
+      std::is_same<typename Traits<typename P::Out>::Stored, float>::value ? 4 : 8;  // up to 16 bytes
 
  public:
   __device__ __forceinline__ ResultRows(const P& p, const PrefillRows& rows, int first_row, int first_col)
