@@ -30,7 +30,7 @@ namespace detail {
 
 template <class Load, class Store>
 struct CopyOf {
-  static constexpr bool takes_rest = true;
+  static constexpr bool takes_rest = !by_group<Store>;
   Load in;
   Store out;
   // For both sides: a function of the device alone has no return type on the host, where it is asked how much is
@@ -42,7 +42,11 @@ struct CopyOf {
   template <int N, class Fetched>
   __device__ __forceinline__ void finish(const Fetched& fetched, int64_t row, int64_t col) const {
     const auto values = resolve(in, first_of(fetched), row, col);
-    put(sink_end(out), apply_map(sink_map(out), values, second_of(fetched), row, col), row, col);
+    const auto results = apply_map(sink_map(out), values, second_of(fetched), row, col);
+    if constexpr (by_group<Store>)
+      put_group(sink_end(out), results, row, col);
+    else
+      put(sink_end(out), results, row, col);
   }
 };
 
@@ -57,8 +61,13 @@ Status start_copy(const Exec& ex, const Load& in, const Store& out, int64_t rows
     return run_rows(ex, AsItIs{}, in, out, rows, cols, {});
   } else {
     const int pack = lesser(max_pack_of(in, cols), max_pack_of(out, cols));
-    if constexpr (by_group<Store>) return each_group<Widths::wide, Widths::middle>(ex, in, out, rows, cols, pack);
-    else return each_pack<Widths::wide, Widths::middle>(ex, CopyOf<Load, Store>{in, out}, rows, cols, pack);
+    if constexpr (by_group<Store>) {
+      if (pack >= Widths::wide && warps_hold_groups(sink_end(out).group(), Widths::wide, cols))
+        return start_packs<Widths::wide>(ex, CopyOf<Load, Store>{in, out}, rows, cols);
+      return each_group<Widths::wide, Widths::middle>(ex, in, out, rows, cols, pack);
+    } else {
+      return each_pack<Widths::wide, Widths::middle>(ex, CopyOf<Load, Store>{in, out}, rows, cols, pack);
+    }
   }
 }
 
@@ -66,7 +75,7 @@ Status start_copy(const Exec& ex, const Load& in, const Store& out, int64_t rows
 
 template <class Load, class Store>
 [[nodiscard]] Status copy(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  if constexpr (!detail::takes_copy<Load, Store>()) {
+  if constexpr (!detail::takes_values<Load, Store>()) {
     return detail::not_compiled();
   } else {
     KERNELS_TRY(detail::check_shape(rows, cols));
@@ -76,7 +85,7 @@ template <class Load, class Store>
 
 template <class Load, class Store>
 [[nodiscard]] Status copy(const Exec& ex, const Load& in, const Store& out, int64_t n) {
-  if constexpr (!detail::takes_copy<Load, Store>()) {
+  if constexpr (!detail::takes_values<Load, Store>()) {
     return detail::not_compiled();
   } else {
     if (n < 0) return invalid("n is negative");

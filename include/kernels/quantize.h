@@ -8,6 +8,8 @@
 //   k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);
 //   // one for each row, found and written
 //   k::copy(ex, in, k::quantize(q, ld, s), rows, cols);
+//   // behind a row operation, where scales that are found may stand as well
+//   k::rmsnorm(ex, in, k::affine(gamma) | k::quantize(q, ld, s, cols / 128, 128), rows, cols);
 //
 // Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such
 // codes, here the other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to
@@ -84,7 +86,7 @@ auto quantize(T* q, int64_t ld, Scales<U, Zero> scales) {
 }
 
 // Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy()
-// alone shows it the values of a group before it writes their codes.
+// and row operations show it the values of a group before it writes their codes.
 template <class T>
 class QuantizeGroups : public Functor {
  public:

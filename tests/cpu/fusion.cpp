@@ -3,6 +3,7 @@
 #include "support/cpu.h"
 #include "support/families.h"
 #include "support/random_matrix.h"
+#include "support/row_groups.h"
 #include "support/threads.h"
 
 #include <kernels/cpu/elementwise.h>
@@ -264,6 +265,34 @@ TEST_CASE("quantize behind an operation") {
     check_quantize<k::float8_e5m2, Softmax>(t, cols);
   }
   check_quantize<int8_t, RmsNorm>(t, 300007);
+  CHECK_TALLY(t);
+}
+
+namespace {
+struct ByGroup {
+  // Threads share rows, or groups of rows, where there are fewer rows than threads.
+  std::vector<k::cpu::Exec> ways(int64_t, int64_t) const { return {on_threads(2), on_threads(9)}; }
+  template <class In, class Out>
+  k::Status run(const k::RmsNorm& options, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::cpu::Exec& cx) const {
+    return k::cpu::rmsnorm(cx, in, out, rows, cols, options);
+  }
+  template <class In, class Out>
+  k::Status run(const k::LayerNorm& options, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::cpu::Exec& cx) const {
+    return k::cpu::layernorm(cx, in, out, rows, cols, options);
+  }
+  template <class In, class Out>
+  k::Status run(const k::Softmax&, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::cpu::Exec& cx) const {
+    return k::cpu::softmax(cx, in, out, rows, cols);
+  }
+};
+}  // namespace
+
+TEST_CASE("quantize: groups of columns behind an operation") {
+  Tally t;
+  check_quantized_by_groups<HostMemory>(t, ByGroup());
   CHECK_TALLY(t);
 }
 

@@ -1,6 +1,10 @@
 // Rows quantized with a scale each, behind the operation, in every residency but split, which refuses.
 #include "support/gpu.cuh"
 
+#include <kernels/cpu/rmsnorm.h>
+
+#include "support/row_groups.h"
+
 using namespace test;
 
 namespace {
@@ -132,6 +136,132 @@ TEST_CASE("quantize: rmsnorm to e5m2, with a plain copy in front") {
         },
         off == 0);
   }
+}
+
+// Few threads and narrow packs, and every residency where warps hold groups.
+struct ByGroup {
+  std::vector<k::RowPolicy> ways(int64_t cols, int64_t group) const {
+    using R = k::Residency;
+    std::vector<k::RowPolicy> all = {
+        {}, policy(R::streamed, 32), policy(R::streamed, 96), policy(R::automatic, 0, 1, 1)};
+    all.back().max_blocks = 2;
+    if (cols % 256 != 0 || group < 16 || group > 128) return all;
+    for (const k::RowPolicy& p : residencies(cols)) {
+      if (p.residency != R::split && p.max_pack == 0) all.push_back(p);
+    }
+    return all;
+  }
+  template <class In, class Out>
+  k::Status run(const k::RmsNorm& options, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::RowPolicy& policy) const {
+    return waited(k::rmsnorm(stream, in, out, rows, cols, options, policy));
+  }
+  template <class In, class Out>
+  k::Status run(const k::LayerNorm& options, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::RowPolicy& policy) const {
+    return waited(k::layernorm(stream, in, out, rows, cols, options, policy));
+  }
+  template <class In, class Out>
+  k::Status run(const k::Softmax&, const In& in, const Out& out, int64_t rows, int64_t cols,
+                const k::RowPolicy& policy) const {
+    return waited(k::softmax(stream, in, out, rows, cols, policy));
+  }
+  k::Status waited(const k::Status& status) const {
+    stream.wait();
+    return status;
+  }
+  Stream stream;
+};
+
+template <class T>
+__global__ void count_other_quotients(unsigned long long* count) {
+  const float most = k::detail::Largest<T>::value;
+  const auto differ = [](float a, float b) { return __float_as_uint(a) != __float_as_uint(b) && (a == a || b == b); };
+  for (uint64_t bits = blockIdx.x * 256ull + threadIdx.x; bits < 1ull << 31; bits += gridDim.x * 256ull) {
+    const k::detail::LargestSeen<T> seen{uint32_t(bits)};
+    const float factor = bits == 0 ? 0.f : __fdiv_rn(most, seen.value());
+    if (differ(seen.scale(), __fdiv_rn(seen.value(), most)) || differ(seen.reciprocal(), factor))
+      atomicAdd(count, 1ull);
+  }
+}
+
+TEST_CASE("quantize: scales and their reciprocals of all largest values") {
+  unsigned long long* count = nullptr;
+  check_cuda(cudaMallocManaged(&count, sizeof *count));
+  *count = 0;
+  count_other_quotients<int8_t><<<2048, 256>>>(count);
+  count_other_quotients<k::float8_e4m3><<<2048, 256>>>(count);
+  count_other_quotients<k::float8_e5m2><<<2048, 256>>>(count);
+  check_cuda(cudaDeviceSynchronize());
+  CHECK(*count == 0);
+  cudaFree(count);
+}
+
+TEST_CASE("quantize: groups of columns behind an operation") {
+  Tally t;
+  check_quantized_by_groups<DeviceMemory>(t, ByGroup());
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("quantize: what holds groups behind an operation") {
+  Stream stream;
+  Device<k::half> x(300, 4096, 4096);
+  Device<int8_t> q(300, 4096, 4096);
+  Device<float> scales(300, 4096, 4096);
+  const auto plan_of = [&](int64_t cols, int group, const k::RowPolicy& policy, k::RowPlan& plan) {
+    return k::row_plan(stream, k::RmsNorm{}, k::load(x.data(), 4096),
+                       k::quantize(q.data(), 4096, scales.data(), 4096, group), 300, cols, policy, plan);
+  };
+  const auto says = [&](int64_t cols, int group, const k::RowPolicy& policy) {
+    k::RowPlan plan;
+    return std::string(plan_of(cols, group, policy, plan).reason());
+  };
+  using R = k::Residency;
+  k::RowPlan plan;
+  REQUIRE(plan_of(4096, 128, {}, plan));
+  CHECK(plan.policy.residency == R::registers);
+  CHECK(plan.pack == 8);
+  REQUIRE(plan_of(256, 128, {}, plan));
+  CHECK(plan.policy.residency == R::group);
+  CHECK(plan.policy.threads == 32);
+  for (const int group : {96, 512}) {
+    REQUIRE(plan_of(4096, group, {}, plan));
+    CHECK(plan.policy.residency == R::streamed);
+    CHECK(plan.policy.threads == 256);
+  }
+  CHECK(says(256, 128, policy(R::group, 16)) == "policy: rows whose groups are quantized need groups of 32 threads");
+  CHECK(says(4095, 128, policy(R::registers)) ==
+        "policy: such groups as are quantized here are streamed, a row by each block");
+  CHECK(says(4095, 128, policy(R::streamed, 0, 2)) ==
+        "policy: such groups as are quantized here are streamed, a row by each block");
+  CHECK(says(4095, 128, policy(R::automatic, 64)) == "policy: threads and cluster go with a residency");
+  CHECK(says(4095, 128, policy(R::streamed, 48)) == "policy: threads of a block is not a multiple of 32 up to 256");
+}
+
+// The same functor objects, over memory that both reach.
+TEST_CASE("quantize: groups behind an operation as on the CPU") {
+  const int64_t rows = 9, cols = 1536, groups = cols / 128;
+  k::half* x = nullptr;
+  float* scales = nullptr;
+  int8_t* codes = nullptr;
+  check_cuda(cudaMallocHost(&x, size_t(rows * cols) * sizeof(k::half)));
+  check_cuda(cudaMallocHost(&scales, size_t(rows * groups) * sizeof(float)));
+  check_cuda(cudaMallocHost(&codes, size_t(rows * cols)));
+  Random random(1);
+  for (int64_t i = 0; i < rows * cols; ++i) x[i] = make<k::half>(random.normal());
+  const auto in = k::load(static_cast<const k::half*>(x), cols);
+  const auto out = k::quantize(codes, cols, scales, groups, 128);
+  Stream stream;
+  REQUIRE(k::rmsnorm(stream, in, out, rows, cols));
+  stream.wait();
+  const std::vector<float> found(scales, scales + rows * groups);
+  const std::vector<int8_t> written(codes, codes + rows * cols);
+  REQUIRE(k::cpu::rmsnorm(k::cpu::Exec{2}, in, out, rows, cols));
+  for (int64_t i = 0; i < rows * groups; ++i) CHECK(std::fabs(found[size_t(i)] / scales[i] - 1) < 1e-6);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    if (std::abs(int(written[size_t(i)]) - int(codes[i])) > 1) FAIL("code " << i);
+  }
+  for (void* p : {static_cast<void*>(x), static_cast<void*>(scales), static_cast<void*>(codes)}) cudaFreeHost(p);
 }
 
 TEST_CASE("quantize: a split row is refused") {

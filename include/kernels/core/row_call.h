@@ -37,9 +37,9 @@ KERNELS_DETECT(declares_joining, F::joins_two)
 template <class F>
 struct JoinsTwo : declares_joining<F> {};
 
-// Whether a pass that sees each value once does, and a row operation.
+// Whether copy() and row operations do.
 template <class Source, class Sink>
-constexpr bool takes_copy() {
+constexpr bool takes_values() {
   constexpr bool joins = AnyPart<JoinsTwo, Sink>::value, right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) {
     static_assert(!wants_pairs<Sink>(),
@@ -50,14 +50,6 @@ constexpr bool takes_copy() {
   }
   return right && !joins;
 }
-template <class Source, class Sink>
-constexpr bool takes_rows() {
-  static_assert(
-      !by_group<Sink>,
-      "quantize() with a scale for each group goes with copy() alone: write the row with store(), and copy() that");
-  return takes_copy<Source, Sink>() && !by_group<Sink>;
-}
-
 // `empty` is set when there is nothing to do.
 template <class Source, class Sink>
 Status check_operands(const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {

@@ -32,9 +32,8 @@ void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& ou
 }
 
 template <class Load, class Store>
-void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index,
-                    int64_t begin, int64_t end) {
-  const auto& sink = sink_end(out);
+void copy_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index,
+                int64_t begin, int64_t end) {
   const auto values = [row](const auto& source, const auto& map, auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
     return apply_map(map, resolve(source, fetch<N>(source, row, col), row, col), fetch_operands<N>(map, row, col), row,
@@ -42,14 +41,11 @@ void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store
   };
   const auto map = sink_map(out);
   const auto silent = without_effects(map);
-  typename SinkEnd<Store>::State state;
-  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(values(in, silent, width, col)); });
-  sink.write_scale(state, row, index);
-  const float reciprocal = state.reciprocal();
   const auto& again = second_pass(in);
-  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE {
-    sink.store(values(again, map, width, col), reciprocal, row, col);
-  });
+  quantize_group(
+      packs, sink_end(out), row, index, begin, end,
+      [&](auto width, int64_t col) KERNELS_INLINE { return values(in, silent, width, col); },
+      [&](auto width, int64_t col) KERNELS_INLINE { return values(again, map, width, col); });
 }
 
 template <class Load, class Store>
@@ -66,7 +62,7 @@ Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t r
     int64_t width = kPieceCols, divides = whole;
     if constexpr (by_group<Store>) {
       width = sink_end(out).group();
-      divides = cols % kWidestPack == 0 && width % kWidestPack == 0 ? kWidestPack : 1;
+      divides = dividing_groups(cols, width);
     }
     const Packs<Load, Store> packs(in, out, divides), singles(in, out, 1);
     const int64_t pieces = (cols + width - 1) / width, units = rows * pieces;
@@ -76,7 +72,7 @@ Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t r
         const int64_t row = unit / pieces, piece = unit % pieces, begin = piece * width,
                       end = lesser(cols, begin + width);
         if constexpr (by_group<Store>) {
-          quantize_group(packs, in, out, row, piece, begin, end);
+          copy_group(packs, in, out, row, piece, begin, end);
         } else {
           copy_piece(packs, in, out, row, begin, lesser(end, whole));
           if (end > whole) copy_piece(singles, in, out, row, greater(begin, whole), end);
@@ -94,7 +90,7 @@ namespace cpu {
 
 template <class Load, class Store>
 Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  if constexpr (!::kernels::detail::takes_copy<Load, Store>()) {
+  if constexpr (!::kernels::detail::takes_values<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {
     KERNELS_TRY(::kernels::detail::check_shape(rows, cols));
@@ -104,7 +100,7 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int6
 
 template <class Load, class Store>
 Status copy(const Exec& cx, const Load& in, const Store& out, int64_t n) {
-  if constexpr (!::kernels::detail::takes_copy<Load, Store>()) {
+  if constexpr (!::kernels::detail::takes_values<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {
     if (n < 0) return invalid("n is negative");

@@ -1,8 +1,13 @@
 // Groups of columns that are quantized with a scale each: the lanes of a group find its largest value before they
 // write.
 //
-//   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane;
-//         | l0 l1 ... l15 | l0 l1 ... l15 |          groups that a warp does not hold are read twice
+//   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane
+//         | l0 l1 ... l15 | l0 l1 ... l15 |
+//
+// Where warps hold whole groups, engines whose lanes have packs side by side write them as any other pack, but for an
+// exchange: put_group(). GroupsBody is for all others, each of which gets lanes of its own: what these do not hold is
+// read twice. (An exchange of a part of a warp, as of the lanes of a group at the end of a row, takes five times as
+// many instructions: H200, CUDA 13.0, 2026-11, 16384 x 16384 halves 333 us, and 305 if whole warps exchange.)
 #pragma once
 
 #include "../functor.h"
@@ -12,11 +17,110 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Whether put_group() will do: all lanes of a warp have packs of whole groups, whose numbers of lanes are powers of
+// two.
+inline bool warps_hold_groups(int group, int pack, int64_t cols) {
+  const int lanes = group / pack;
+  return cols % (32 * pack) == 0 && group % pack == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
+}
+// A pack of a group, by all lanes of a warp.
+template <class Sink, class C, int N>
+__device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+  const int lanes = sink.group() / N, log2 = 31 - __clz(sink.group());
+  typename Sink::State state;
+  state.take(v);
+  KERNELS_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    if (distance < lanes) state.largest = greater(state.largest, __shfl_xor_sync(0xffffffffu, state.largest, distance));
+  }
+  sink.store(v, state.reciprocal(), row, col);
+  if ((threadIdx.x & (lanes - 1)) == 0) sink.write_scale(state, row, col >> log2);
+}
+
+// The way of groups to a sink that quantizes them, for the lanes that share them. Index: counts columns.
+template <class Out, int N, class Index>
+class GroupSink {
+ public:
+  using State = typename SinkEnd<Out>::State;
+  __device__ __forceinline__ GroupSink(const Out& out, Index cols, int lanes_log2)
+      : out_(out), cols_(cols), lanes_(1 << lanes_log2) {}
+
+  // Whether a lane has one pack of a group at most.
+  __device__ __forceinline__ bool holds() const { return size() <= N * lanes_.count(); }
+  // Which of the groups that a block has at a time a thread belongs to.
+  __device__ __forceinline__ int group_of(unsigned thread) const { return int(lanes_.group_of(thread)); }
+
+  // The number of a group in its row, its columns, and that of the lane's first pack.
+  struct Place {
+    int64_t row;
+    Index index, begin, end, col;
+    bool there;
+    __device__ __forceinline__ bool has() const { return col < end; }
+  };
+  __device__ __forceinline__ Place place(int64_t row, Index index, bool there) const {
+    const Index begin = there ? index * size() : 0, end = there ? lesser<Index>(begin + size(), cols_) : 0;
+    return {row, index, begin, end, begin + lanes_.rank() * N, there};
+  }
+
+  // f(col) for all packs of a lane.
+  template <class F>
+  __device__ __forceinline__ void each_pack(const Place& at, const F& f) const {
+    KERNELS_ROLLED
+    for (Index col = at.col; col < at.end; col += lanes_.count() * N) f(col);
+  }
+
+  // Writes a group that the lanes hold. All lanes of a warp take part in exchanges, also without a group.
+  template <class V>
+  __device__ __forceinline__ void write(const Place& at, const V& value) const {
+    const auto& map = sink_map(out_);
+    State state;
+    decltype(mapped(map, value, at, 0)) v{};
+    if (at.has()) state.take(v = mapped(map, value, at, at.col));
+    gather(state);
+    if (at.has()) sink_end(out_).store(v, state.reciprocal(), at.row, at.col);
+    write_scale(state, at);
+  }
+  // Writes any group: value(col) is read for the first pass over it, again(col) for the second one.
+  template <class Value, class Again>
+  __device__ __forceinline__ void write_twice(const Place& at, const Value& value, const Again& again) const {
+    const auto& map = sink_map(out_);
+    const auto& silent = without_effects(map);
+    State state;
+    each_pack(at, [&](Index col) { state.take(mapped(silent, value(col), at, col)); });
+    gather(state);
+    each_pack(at, [&](Index col) {
+      sink_end(out_).store(mapped(map, again(col), at, col), state.reciprocal(), at.row, col);
+    });
+    write_scale(state, at);
+  }
+
+ private:
+  __device__ __forceinline__ int size() const { return sink_end(out_).group(); }
+  template <class Map, class V>
+  static __device__ __forceinline__ auto mapped(const Map& map, const V& v, const Place& at, Index col) {
+    return apply_map(map, v, fetch_operands<N>(map, at.row, col), at.row, col);
+  }
+  __device__ __forceinline__ void gather(State& state) const { state.largest = lanes_.max(state.largest); }
+  __device__ __forceinline__ void write_scale(const State& state, const Place& at) const {
+    if (at.there && lanes_.rank() == 0) sink_end(out_).write_scale(state, at.row, at.index);
+  }
+
+  const Out& out_;
+  Index cols_;
+  Lanes<> lanes_;
+};
+
+// So many lanes share a group of such packs.
+inline int group_lanes_log2(int pack, int group) {
+  int log2 = 0;
+  while (log2 < 5 && int64_t(pack) << log2 < group) ++log2;
+  return log2;
+}
+// Groups of values as they are read.
 template <class In, class Out, int N>
 struct GroupsBody {
-  using C = compute_type<In>;
   using Fetched = decltype(fetch<N>(std::declval<const In&>(), kAny, kAny));
-  using State = typename SinkEnd<Out>::State;
+  using Sink = GroupSink<Out, N, int64_t>;
   static constexpr int max_threads = 256, registers = 128;
   static constexpr int many = sizeof(Fetched) <= 32 ? 2 : 1;  // groups at a time, where a lane has one pack of each
   struct Params {
@@ -28,87 +132,47 @@ struct GroupsBody {
   };
 
   static __device__ __forceinline__ void run(const Params& p) {
-    const Lanes<> lanes(1 << p.lanes_log2);
-    if (sink_end(p.out).group() <= N << p.lanes_log2) held(p, lanes);
-    else read_again(p, lanes);
-  }
-
-  // The number of a group, and its columns.
-  struct Place {
-    int64_t row, index, begin, end;
-    bool there;
-    __device__ __forceinline__ Place(const Params& p, const Tiles::Tile& tile, int at) : there(at < tile.count) {
-      p.groups.place(tile, at, [&](int64_t r, int64_t i) { row = r, index = i; });
-      begin = index * sink_end(p.out).group();
-      end = there ? lesser(begin + sink_end(p.out).group(), p.cols) : begin;
-    }
-  };
-
- private:
-  template <class Source, class Map>
-  static __device__ __forceinline__ auto value(const Source& source, const Map& map, const Fetched& fetched,
-                                               int64_t row, int64_t col) {
-    return apply_map(map, resolve(source, fetched, row, col), fetch_operands<N>(map, row, col), row, col);
-  }
-  static __device__ __forceinline__ void gather(State& state, const Lanes<>& lanes) {
-    state.largest = lanes.max(state.largest);
-  }
-
-  // A lane has one pack of a group at most. All lanes of a warp take part in exchanges, also without a group.
-  static __device__ __forceinline__ void held(const Params& p, const Lanes<>& lanes) {
-    const auto& map = sink_map(p.out);
-    const auto& sink = sink_end(p.out);
+    const Sink sink(p.out, p.cols, p.lanes_log2);
+    const bool holds = sink.holds();
     const int each = max_threads >> p.lanes_log2;
-    const int64_t size = many * each;
+    const int64_t size = (holds ? many : 1) * each;
     for (int64_t first = blockIdx.x * size; first < p.groups.units; first += gridDim.x * size) {
       const Tiles::Tile tile = p.groups.tile(first, size);
-      const auto place = [&](int u) { return Place(p, tile, u * each + int(lanes.group_of(threadIdx.x))); };
-      Fetched fetched[many];
-      KERNELS_UNROLL
-      for (int u = 0; u < many; ++u) {
-        const Place at = place(u);
-        const int64_t col = at.begin + lanes.rank() * N;
-        if (col < at.end) fetched[u] = fetch<N>(p.in, at.row, col);
-      }
-      KERNELS_UNROLL
-      for (int u = 0; u < many; ++u) {
-        const Place at = place(u);
-        const int64_t col = at.begin + lanes.rank() * N;
-        State state;
-        decltype(value(p.in, map, fetched[u], 0, 0)) v{};
-        if (col < at.end) state.take(v = value(p.in, map, fetched[u], at.row, col));
-        gather(state, lanes);
-        if (col < at.end) sink.store(v, state.reciprocal(), at.row, col);
-        if (at.there && lanes.rank() == 0) sink.write_scale(state, at.row, at.index);
-      }
+      const auto place = [&](int u) {
+        const int mine = u * each + sink.group_of(threadIdx.x);
+        typename Sink::Place at;
+        p.groups.place(tile, mine, [&](int64_t row, int64_t index) { at = sink.place(row, index, mine < tile.count); });
+        return at;
+      };
+      if (holds)
+        held(p.in, sink, place);
+      else
+        read_twice(p.in, sink, place(0));
     }
   }
 
-  static __device__ __forceinline__ void read_again(const Params& p, const Lanes<>& lanes) {
-    const auto& map = sink_map(p.out);
-    const auto& sink = sink_end(p.out);
-    const auto& silent = without_effects(map);
-    const auto& again = second_pass(p.in);
-    const int64_t size = max_threads >> p.lanes_log2;
-    for (int64_t first = blockIdx.x * size; first < p.groups.units; first += gridDim.x * size) {
-      const Place at(p, p.groups.tile(first, size), int(lanes.group_of(threadIdx.x)));
-      const auto columns = [&](const auto& f) {
-        KERNELS_ROLLED
-        for (int64_t col = at.begin + lanes.rank() * N; col < at.end; col += lanes.count() * N) f(col);
-      };
-      State state;
-      columns([&](int64_t col) {
-        state.take(apply_map(silent, resolve(p.in, fetch<N>(p.in, at.row, col), at.row, col),
-                             fetch_operands<N>(silent, at.row, col), at.row, col));
-      });
-      gather(state, lanes);
-      columns([&](int64_t col) {
-        const auto v = apply_map(map, resolve(again, fetch<N>(again, at.row, col), at.row, col),
-                                 fetch_operands<N>(map, at.row, col), at.row, col);
-        sink.store(v, state.reciprocal(), at.row, col);
-      });
-      if (at.there && lanes.rank() == 0) sink.write_scale(state, at.row, at.index);
+ private:
+  template <class PlaceOf>
+  static __device__ __forceinline__ void held(const In& in, const Sink& sink, const PlaceOf& place) {
+    Fetched fetched[many];
+    KERNELS_UNROLL
+    for (int u = 0; u < many; ++u) {
+      const auto at = place(u);
+      if (at.has()) fetched[u] = fetch<N>(in, at.row, at.col);
     }
+    KERNELS_UNROLL
+    for (int u = 0; u < many; ++u) {
+      const auto at = place(u);
+      decltype(resolve(in, fetched[u], 0, 0)) value{};
+      if (at.has()) value = resolve(in, fetched[u], at.row, at.col);
+      sink.write(at, value);
+    }
+  }
+  static __device__ __forceinline__ void read_twice(const In& in, const Sink& sink, const typename Sink::Place& at) {
+    const auto& again = second_pass(in);
+    sink.write_twice(
+        at, [&](int64_t col) { return resolve(in, fetch<N>(in, at.row, col), at.row, col); },
+        [&](int64_t col) { return resolve(again, fetch<N>(again, at.row, col), at.row, col); });
   }
 };
 
@@ -119,8 +183,7 @@ Status each_group(const Exec& ex, const In& in, const Out& out, int64_t rows, in
   const auto start = [&](auto width) {
     constexpr int N = decltype(width)::value;
     using Body = GroupsBody<In, Out, N>;
-    int lanes_log2 = 0;
-    while (lanes_log2 < 5 && int64_t(N) << lanes_log2 < group) ++lanes_log2;
+    const int lanes_log2 = group_lanes_log2(N, group);
     if (loaded_once<In> && int64_t(N) << lanes_log2 < group) {
       return unsupported(
           "quantize: the functor's load runs once, and so large a group is read twice: give it a reload<N>(row, col)");

@@ -103,25 +103,24 @@ Status with_widest(const Fits& fits, const Start& start) {
   return start(std::integral_constant<int, 1>());
 }
 
-// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns. Of a
-// single row the columns that are left come one by one.
+// In packs of N; columns of a single row that are left come one by one.
+template <int N, int kBytes = tuning::kBytesInFlight, class F>
+Status start_packs(const Exec& ex, const F& f, int64_t rows, int64_t cols) {
+  using Body = PointwiseBody<F, N, kBytes>;
+  const int64_t row_packs = cols / N, packs = rows * row_packs;
+  const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
+  typename Body::Params params{f, Tiles(rows, row_packs), Body::most, int(cols - row_packs * N)};
+  while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count) params.each /= 2;
+  Launch how;
+  how.threads = Body::max_threads;
+  how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));
+  return launch<Body>(ex, how, params);
+}
+// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns.
 template <int kWide, int kMiddle = 1, int kBytes = tuning::kBytesInFlight, class F>
 Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pack) {
-  const auto start = [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    using Body = PointwiseBody<F, N, kBytes>;
-    const int64_t row_packs = cols / N, packs = rows * row_packs;
-    const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
-    typename Body::Params params{f, Tiles(rows, row_packs), Body::most, int(cols - row_packs * N)};
-    while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count)
-      params.each /= 2;
-    Launch how;
-    how.threads = Body::max_threads;
-    how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));
-    return launch<Body>(ex, how, params);
-  };
   const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || (F::takes_rest && rows == 1)); };
-  return with_widest<kWide, kMiddle>(fits, start);
+  return with_widest<kWide, kMiddle>(fits, [&](auto width) { return start_packs<width(), kBytes>(ex, f, rows, cols); });
 }
 
 }  // namespace detail

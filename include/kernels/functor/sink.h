@@ -251,9 +251,32 @@ struct LargestSeen {
     const float x = bit_cast<float>(largest);
     return x > 0.f && x < least ? least : x;
   }
-  KERNELS_HD float scale() const { return value() / Largest<T>::value; }
+  // Rounded as IEEE division rounds, on the GPU by fewer instructions than that takes there, and without a call: a test
+  // compares all that there are.
+  KERNELS_HD float scale() const {
+    constexpr float most = Largest<T>::value;
+    const float x = value();
+#if defined(KERNELS_DEVICE_CODE)
+    constexpr float inverse = 1.f / most;
+    const float near = x * inverse;
+    return near == infinity<float>() ? near : fma(fma(-most, near, x), inverse, near);
+#else
+    return x / most;
+#endif
+  }
   // What values are multiplied by: the reciprocal of the scale.
-  KERNELS_HD float reciprocal() const { return largest > 0 ? Largest<T>::value / value() : 0.f; }
+  KERNELS_HD float reciprocal() const {
+    constexpr float most = Largest<T>::value;
+    if (largest == 0) return 0.f;
+#if defined(KERNELS_DEVICE_CODE)
+    constexpr float part = 1.f / 16;  // the largest floats' reciprocals would be subnormal
+    const float x = value() * part, guess = arch::reciprocal_flushed(x),
+                inverse = fma(guess, fma(guess, -x, 1.f), guess), near = inverse * (most * part);
+    return x == infinity<float>() ? 0.f : fma(inverse, fma(near, -x, most * part), near);
+#else
+    return most / value();
+#endif
+  }
 
   KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
   template <class C, int N>

@@ -1,6 +1,7 @@
 // The row engine's host side: checks the arguments, has a plan made (plan.cuh) and launches its body.
 #pragma once
 
+#include "odd_groups.cuh"
 #include "plan.cuh"
 
 KERNELS_BEGIN
@@ -23,9 +24,12 @@ class RowEngine : public RowPlanner<Problem> {
     if constexpr (ends) {
       if (plan.ends) return run_with_ends(plan);
     }
-    if (plan.pack == wide) return run_with<wide>(plan);
-    if (plan.pack == 1) return run_with<1>(plan);
-    return run_with<middle>(plan);
+    if (Problem::groups || plan.pack == wide) return run_with<wide>(plan);
+    if constexpr (!Problem::groups) {
+      if (plan.pack == 1) return run_with<1>(plan);
+      return run_with<middle>(plan);
+    }
+    return {};
   }
 
  private:
@@ -123,7 +127,7 @@ class RowEngine : public RowPlanner<Problem> {
 template <class Options, class Source, class Sink>
 Status plan_rows(const Exec& ex, const Options& options, const Source& source, const Sink& sink, int64_t rows,
                  int64_t cols, const RowPolicy& policy, RowPlan& plan, bool start) {
-  if constexpr (!takes_rows<Source, Sink>()) {
+  if constexpr (!takes_values<Source, Sink>()) {
     return not_compiled();
   } else {
     bool empty = false;
@@ -133,6 +137,13 @@ Status plan_rows(const Exec& ex, const Options& options, const Source& source, c
     using Op = decltype(options.template op<C>());
     using Problem = RowProblem<Op, Source, Sink>;
     const Problem problem{options.template op<C>(), source, sink, rows, cols, Count<C>(int(cols))};
+    if constexpr (by_group<Sink>) {
+      const OddGroupsEngine<Problem> odd(ex, problem);
+      if (odd.needed(policy)) {
+        KERNELS_TRY(odd.plan(policy, plan));
+        return start ? odd.run(plan) : Status{};
+      }
+    }
     const RowEngine<Problem> engine(ex, problem);
     KERNELS_TRY(engine.plan(policy, plan));
     return start ? engine.run(plan) : Status{};

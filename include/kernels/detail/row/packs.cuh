@@ -2,9 +2,11 @@
 // the sink, and what is left of a row on both sides of its packs.
 #pragma once
 
+#include "../../core/row_call.h"
 #include "../../core/row_ends.h"
 #include "../../core/row_policy.h"
 #include "../../functor.h"
+#include "../groups.cuh"
 #include "../team.cuh"
 
 KERNELS_BEGIN
@@ -18,7 +20,7 @@ struct RowProblem {
   using C = compute_type<Source>;
   using Map = std::decay_t<decltype(sink_map(std::declval<const Sink&>()))>;
   using End = SinkEnd<Sink>;
-  static constexpr bool row_sink = is_row_sink<End>;
+  static constexpr bool row_sink = is_row_sink<End>, groups = by_group<Sink>;
 
   Op op;
   Source source;
@@ -199,9 +201,10 @@ using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>
 // writes.
 template <class P, class C = typename P::C>
 constexpr bool holds_finished =
-    P::row_sink && std::is_same<decltype(apply_map(std::declval<const typename P::Map&>(), std::declval<Pack<C, 1>>(),
-                                                   std::declval<Operands<P, 1>>(), kAny, kAny)),
-                                Pack<C, 1>>::value;
+    P::row_sink && !P::groups &&
+    std::is_same<decltype(apply_map(std::declval<const typename P::Map&>(), std::declval<Pack<C, 1>>(),
+                                    std::declval<Operands<P, 1>>(), kAny, kAny)),
+                 Pack<C, 1>>::value;
 
 // f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a
 // pack is prefetched while the pack before it is worked on: a store in between would keep the compiler from doing so.
@@ -235,7 +238,11 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
   const auto& sink = sink_end(p.sink);
   const auto result = p.op.finish(state, p.columns);
   const auto linear = p.op.linear(local, result);
-  if constexpr (P::row_sink) {
+  if constexpr (P::groups) {
+    visit([&](const auto& x, const auto& operands, int col,
+              auto) { put_group(sink, apply_map(map, linear(x), operands, row, col), row, col); },
+          std::false_type());
+  } else if constexpr (P::row_sink) {
     typename P::End::State sink_state;
     const auto& first_map = [&]() -> decltype(auto) {
       if constexpr (kHolds) return (map);

@@ -256,8 +256,6 @@ class RowPlanner {
     }
     if (policy.residency == Residency::group) {
       if (has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack)) {
-        policy.threads =
-            int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
         return {};
       }
       policy.residency = Residency::registers;
@@ -334,7 +332,11 @@ class RowPlanner {
     return resident_clusters<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, how, clusters).ok() && clusters > 0;
   }
 
-  int64_t width_of(int cluster) const { return round_up(ceil_div(p_.cols, cluster), kWidestPack); }
+  int64_t width_of(int cluster) const {
+    return round_up(ceil_div(p_.cols, cluster), Problem::groups ? 32 * wide : kWidestPack);  // warps hold whole groups
+  }
+  // Where groups are quantized, whole warps have a row each.
+  static constexpr int least_lanes = Problem::groups ? 32 : 1;
 
   // Fills in what is open and refuses what cannot be.
   Status complete(RowPlan& plan) const {
@@ -397,7 +399,11 @@ class RowPlanner {
     }
     if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
     const int64_t tile = int64_t(plan.pack) * group_packs(plan.pack);
-    if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, tile))));
+    if (policy.threads == 0)
+      policy.threads =
+          int(lesser<int64_t>(32, greater<int64_t>(least_lanes, power_of_two_from(ceil_div(p_.cols, tile)))));
+    if (policy.threads < least_lanes)
+      return unsupported("policy: rows whose groups are quantized need groups of 32 threads");
     if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
       return invalid("policy: threads of a group is not a power of two up to 32");
     }

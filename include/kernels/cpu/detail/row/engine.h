@@ -37,6 +37,23 @@ constexpr int64_t kShortCols = 2048;
 // So many values of a group are written, and as many of the next one fetched, before the following columns.
 constexpr int kStride = 2048;
 
+// Packs that divide these columns divide all groups.
+inline int64_t dividing_groups(int64_t cols, int group) {
+  return cols % kWidestPack == 0 && group % kWidestPack == 0 ? kWidestPack : 1;
+}
+// A group of columns into a sink that looks at its values before it writes them: value(Width<n>, col) is read for the
+// first pass over it, again(Width<n>, col) for the second one.
+template <class Packs, class Sink, class Value, class Again>
+void quantize_group(const Packs& packs, const Sink& sink, int64_t row, int64_t index, int64_t begin, int64_t end,
+                    const Value& value, const Again& again) {
+  typename Sink::State state;
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(value(width, col)); });
+  sink.write_scale(state, row, index);
+  const float reciprocal = state.reciprocal();
+  packs.each(begin, end,
+             [&](auto width, int64_t col) KERNELS_INLINE { sink.store(again(width, col), reciprocal, row, col); });
+}
+
 template <class Op_, class Source_, class Sink_>
 struct RowProblem {
   using Op = Op_;
@@ -74,6 +91,24 @@ class RowEngine {
 
   void run(const Team& all) const {
     const Team team = all.for_work(double(p_.rows) * double(p_.cols));
+    if constexpr (by_group<typename P::Sink>)
+      run_by_group(team);
+    else
+      run_whole(team);
+  }
+
+  using State = typename P::Op::State;
+  // Of a row that is not empty.
+  State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
+
+ private:
+  using C = typename P::C;
+  using Op = typename P::Op;
+  using Lanes = InLanes<Op>;
+  static constexpr int N = kLanes<C>;
+  using Vector = Pack<C, N>;
+
+  void run_whole(const Team& team) const {
     if (p_.cols > P::cached && p_.rows < team.threads) {
       for (int64_t row = 0; row < p_.rows; ++row) streamed_row(row, team);
       return;
@@ -88,16 +123,29 @@ class RowEngine {
     });
   }
 
-  using State = typename P::Op::State;
-  // Of a row that is not empty.
-  State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
-
- private:
-  using C = typename P::C;
-  using Op = typename P::Op;
-  using Lanes = InLanes<Op>;
-  static constexpr int N = kLanes<C>;
-  using Vector = Pack<C, N>;
+  // Into a sink that quantizes groups of columns: threads share rows, or the groups of each where there are few.
+  void run_by_group(const Team& team) const {
+    const int group = end_.group();
+    const int64_t groups = (p_.cols + group - 1) / group;
+    const Packs<typename P::Source, typename P::Sink> packs(p_.source, p_.sink, dividing_groups(p_.cols, group));
+    const auto silent = without_effects(map_);
+    const auto run_row = [&](int64_t row, const Team& some) {
+      const State all = reduce_chunks(row, some);
+      const auto linear = p_.op.linear(all, finish_row(all, row));
+      const auto value = read_again(silent, row, all, linear), again = read_again(map_, row, all, linear);
+      parallel_shares(some, groups, [&](int64_t first, int64_t last) {
+        for (int64_t index = first; index < last; ++index)
+          quantize_group(packs, end_, row, index, index * group, lesser(p_.cols, (index + 1) * group), value, again);
+      });
+    };
+    if (p_.rows < team.threads) {
+      for (int64_t row = 0; row < p_.rows; ++row) run_row(row, team);
+    } else {
+      parallel_shares(team, p_.rows, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) run_row(row, Team{1});
+      });
+    }
+  }
 
   // ---- blocks ------------------------------------------------------------------------------------------------------
 
@@ -409,7 +457,7 @@ class RowEngine {
 template <class Options, class Source, class Sink>
 Status run_rows(const cpu::Exec& cx, const Options& options, const Source& source, const Sink& sink, int64_t rows,
                 int64_t cols) {
-  if constexpr (!takes_rows<Source, Sink>()) {
+  if constexpr (!takes_values<Source, Sink>()) {
     return not_compiled();
   } else {
     bool empty = false;
