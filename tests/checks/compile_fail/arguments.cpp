@@ -11,7 +11,6 @@
 // FAILS RMSNORM_OPTIONS: rmsnorm: options of LayerNorm where there must be those of RmsNorm: k::RmsNorm{}.eps(1e-6)
 // FAILS LAYERNORM_OPTIONS: layernorm: options of RmsNorm where there must be those of LayerNorm
 // FAILS COPY_POINTER: a pointer where there must be a source
-// FAILS ROWS_QUANTIZE_GROUPS: goes with copy() alone
 // FAILS COPY_GATED: gated() becomes one with swiglu()
 // FAILS GATED_HALVES: gate_up() reads a row in two places
 // FAILS GLU_OF_ONE_SOURCE: swiglu() and other glu() behind one source: k::gated(gate, up) | k::swiglu()
@@ -135,8 +134,6 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::layernorm(cx, in, out, n, n, k::RmsNorm{}.eps(1e-5));
 #elif defined(COPY_POINTER)
   return k::cpu::copy(cx, y, out, n, n);
-#elif defined(ROWS_QUANTIZE_GROUPS)
-  return k::cpu::softmax(cx, in, k::quantize(codes, n, y, n, 16), n, n);
 #elif defined(COPY_GATED)
   return k::cpu::copy(cx, k::gated(in, in), out, n, n);
 #elif defined(GATED_HALVES)
