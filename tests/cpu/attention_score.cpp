@@ -242,3 +242,27 @@ TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other
   }
   CHECK_TALLY(t);
 }
+
+// Rows of words end with the word of the last key, the last of them at the end of the memory.
+TEST_CASE("bits of 32 keys at once are those of one key after the other") {
+  Tally t;
+  Random random(4);
+  for (int64_t kv_len = 1; kv_len < 140; ++kv_len) {
+    const int64_t q_len = 1 + random.below(kv_len), query = random.below(q_len);
+    for (const bool of_tree : {false, true}) {
+      const int64_t words = ((of_tree ? q_len : kv_len) + 31) / 32;
+      std::vector<uint32_t> bits(size_t(q_len * words));
+      for (uint32_t& word : bits) word = uint32_t(random.bits());
+      const k::Bitmask mask = of_tree ? k::tree_mask(bits.data(), words, 0) : k::bitmask(bits.data(), words, 0);
+      for (int64_t first = 0; first < kv_len + 40; ++first) {
+        k::ScoreAt at{0, 0, query, first, q_len, kv_len};
+        const uint32_t found = mask.visible_keys(at);
+        for (; at.key < std::min(first + 32, kv_len); ++at.key)
+          t.expect((found >> (at.key - first) & 1) == uint32_t(mask.visible(at)),
+                   "%s of %d words, key %d of %d, from %d on", of_tree ? "tree" : "mask", int(words), int(at.key),
+                   int(kv_len), int(first));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}

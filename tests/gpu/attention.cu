@@ -417,6 +417,13 @@ TEST_CASE("each score alone") {
     return (tables().bits[size_t(s.head * 150 + s.query * 10 + s.key / 32)] >> (s.key % 32) & 1) != 0;
   };
   scored(t, "bits of heads", of_heads & AnyScore(0), bits_of_heads & causal_model(), 5);
+  // Masks of which prefill reads 32 bits at once, alone and beside what is asked key by key.
+  const k::Bitmask bits = of_heads.bits, rows = AnyScore(6).bits;
+  scored(t, "words of heads", bits, bits_of_heads, 5);
+  scored(t, "words", rows, model_of(6), 5);
+  scored(t, "words of a tree", AnyScore(7).tree, model_of(7), 5);
+  for (const int kind : {0, 4, 9})
+    scored(t, std::string("words & ") + kNames[kind], rows & AnyScore(kind), model_of(6) & model_of(kind), 5);
   scored(t, "no mask", k::no_mask(), {});
   scored(t, "causal", k::causal(), causal_model());
   scored(t, "causal, top left", k::causal(k::Align::top_left), causal_model(true));

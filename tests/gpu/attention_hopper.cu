@@ -285,6 +285,26 @@ void boxes(Tally& t, int64_t dim, int64_t v_dim) {
       run(layout, page, rows % 8 == 0 ? rows : 0);
     }
 }
+// Masks in memory, whole tiles of which are denied, behind every second head as well.
+template <int kDim, class T>
+void masks(Tally& t) {
+  const int64_t queries = 300, words = 25, rows = 8 * queries;
+  std::vector<uint32_t> bits(size_t(rows * words));
+  Random random(6);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t w = 0; w < words; ++w)
+      bits[size_t(r * words + w)] = r % 7 == 0 && w % 9 < 5 ? 0 : r % 5 == 0 ? 0xffffffffu : uint32_t(random.bits());
+  }
+  const OnDevice<uint32_t> there(bits);
+  AttentionCase c{{300, 77}, {777, 333}, 8, 2, kDim};
+  c.ragged_q = true, c.aligned = true;
+  const k::Bitmask mask = k::bitmask(there.data(), words, 0).head_stride(queries * words);
+  both_say_the_same<kDim, T>(t, "mask", c, Layout::nhd, mask);
+  both_say_the_same<kDim, T>(t, "mask, causal", c, Layout::paged_nhd, k::causal() & mask);
+  both_say_the_same<kDim, T>(t, "tree", c, Layout::nhd, k::tree_mask(there.data(), words, 0));
+  both_say_the_same<kDim, T>(t, "mask, window", c, Layout::nhd, k::window(100, 20) & mask & k::soft_cap(20.f));
+}
+
 // Logits that rise from tile to tile by less than outputs are brought under a larger one for, by about as much, and by
 // far more; and that fall.
 template <int kDim, class T, class K = T, class Scale = k::Nothing>
@@ -403,6 +423,7 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   int in_a_thread = 0;  // that has not called the runtime before
   std::thread([&] { in_a_thread = box_rows_of<128, k::half>(ex, 2, 1 << 20, 128, 4); }).join();
   CHECK(in_a_thread == 128);
+  masks<128, k::half>(t), masks<64, k::bfloat16>(t);
   slopes<64, k::half>(t), slopes<128, k::bfloat16>(t), slopes<256, k::half>(t);
   slopes<128, k::bfloat16, k::float8_e4m3>(t);
   boxes<64, k::half>(t, 64, 64), boxes<64, k::half>(t, 40, 56);

@@ -227,12 +227,13 @@ struct HopperConsumer : Parts {
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
       first_plain = tiles.tiles_in(of_group.all_begin, kKeys - 1);
       last_plain = boxed && all_columns() && p.scale > kSmallScale ? tiles.tiles_in(of_group.all_end, 0) - 1 : -1;
+      const auto masks = fetch_masks(0);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       if (last == 0) release_queries(queries_empty);
       scale_logits(0);
       release<Key::scaled>(&shared.keys_empty[0]);
-      state.make_exponentials(look_at<false>(0));
+      state.make_exponentials(look_at<false>(0, masks));
       round_weights(0);
 #pragma unroll 1
       for (int tile = 0; tile < last; ++tile) {
@@ -276,12 +277,13 @@ struct HopperConsumer : Parts {
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs<kPlain>(tile);
       pass_turn(group);
+      const auto masks = fetch_masks(tile + 1);
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
       if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
-      const typename Work::Look look = look_at<kPlain>(tile + 1);
+      const typename Work::Look look = look_at<kPlain>(tile + 1, masks);
       // Those exponentials come ahead of the wait that what the compiler sees to be ahead of it seems to need.
       constexpr int kEights = kKeys / 8, kAhead = kEights / 2;
       state.template make_exponentials<0, kAhead>(look, 0, 0);
@@ -309,10 +311,13 @@ struct HopperConsumer : Parts {
         arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
       state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
     }
-    template <bool kPlain>
-    __device__ __forceinline__ typename Work::Look look_at(int tile) {
+    __device__ __forceinline__ auto fetch_masks(int tile) const {
+      return state.fetch_masks(p, rows, tiles.begin + tile * kKeys);
+    }
+    template <bool kPlain, class Masks>
+    __device__ __forceinline__ typename Work::Look look_at(int tile, const Masks& masks) {
       return state.template look_at<kPlain>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                            kPlain || (tile >= first_whole && tile < last_whole));
+                                            kPlain || (tile >= first_whole && tile < last_whole), masks);
     }
 
     // Queries times the keys of a tile, and weights times its values: what is begun here runs on.

@@ -344,8 +344,9 @@ struct LatentConsumer : Parts {
     }
     // Logits become weights, which the others get as well.
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
-      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                           tile >= first_whole && tile < last_whole);
+      const int pos = tiles.begin + tile * kKeys;
+      return state.template look_at<false>(p, rows, item.row_keys, pos, tile >= first_whole && tile < last_whole,
+                                           state.fetch_masks(p, rows, pos));
     }
     __device__ __forceinline__ void weigh(int tile, const typename Work::Look& look) {
       const int stage = Parities::stage(tile), lane = threadIdx.x % 32;

@@ -46,11 +46,38 @@ struct PrefillWork {
     bool raised;
   };
 
+  // Of masks that lie in memory: a bit for each key of a tile, from the first one of a lane on.
+  struct Masks {
+    static constexpr int kRuns = (kKeys + 31) / 32;
+    uint32_t visible[kTiles][2][kRuns];
+  };
+  __device__ __forceinline__ auto fetch_masks([[maybe_unused]] const P& p, [[maybe_unused]] const PrefillRows& rows,
+                                              [[maybe_unused]] int pos) const {
+    if constexpr (!score_masks_runs<S>) {
+      return Nothing();
+    } else {
+      Masks masks;
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          ScoreAt at = score_at(rows, row(i, half));
+          KERNELS_UNROLL
+          for (int run = 0; run < Masks::kRuns; ++run) {
+            at.key = pos + run * 32;
+            masks.visible[i][half][run] = keys_visible(p.score, at) >> (threadIdx.x % 4 * 2);
+          }
+        }
+      }
+      return masks;
+    }
+  }
+
   // Logits become weights.
   template <bool kFull>
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
                                         bool whole, const float* scales) {
-    const Look look = look_at<kFull>(p, rows, row_keys, pos, whole);
+    const Look look = look_at<kFull>(p, rows, row_keys, pos, whole, fetch_masks(p, rows, pos));
     shrink_outputs(look);
     make_exponentials(look);
     round_weights(scales);
@@ -58,17 +85,22 @@ struct PrefillWork {
 
   // Logits are scored and masked, and the sums so far are brought under the largest. `whole`: the rows see all keys of
   // the tile.
-  template <bool kFull>
+  template <bool kFull, class Masks>
   __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
-                                          bool whole) {
+                                          bool whole, [[maybe_unused]] const Masks& masks) {
     Look look{kLog2e, {}, false};
-    if constexpr (score_transforms<S> || score_masks<S>) {
+    if constexpr (score_transforms<S> || score_masks_singly<S>) {
       if (whole) score_logits<true>(p, rows, pos);
       else score_logits<false>(p, rows, pos);
     } else {
       look.factor = p.factor;
       // The largest logit is not that of the largest product.
       if (!kFull && !(p.scale > kSmallScale)) each([&](int, int, int, float& logit) { logit *= p.scale; });
+    }
+    if constexpr (score_masks_runs<S>) {
+      each([&](int i, int j, int x, float& logit) {
+        if ((masks.visible[i][x / 2][j / 4] >> (j % 4 * 8 + x % 2) & 1) == 0) logit = -infinity<float>();
+      });
     }
     if (!whole) mask_logits(row_keys, pos);
     raise_largest(look);
@@ -85,8 +117,7 @@ struct PrefillWork {
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const auto place = rows.place(lesser(row(i, half), rows.count - 1));
-        ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+        ScoreAt at = score_at(rows, row(i, half));
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) {
           KERNELS_UNROLL
@@ -99,6 +130,11 @@ struct PrefillWork {
       }
     }
   }
+  // The first key and a row, or the last that there is.
+  static __device__ __forceinline__ ScoreAt score_at(const PrefillRows& rows, int row) {
+    const auto place = rows.place(lesser(row, rows.count - 1));
+    return {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+  }
   template <int N>
   static __device__ __forceinline__ void score_pack(const P& p, ScoreAt at, float* these) {
     Pack<float, N> pack;
@@ -106,7 +142,7 @@ struct PrefillWork {
     for (int x = 0; x < N; ++x) pack.v[x] = these[x] * p.scale;
     pack = transform_logits(p.score, pack, at);
     KERNELS_UNROLL
-    for (int x = 0; x < N; ++x, ++at.key) these[x] = key_visible(p.score, at) ? pack.v[x] : -infinity<float>();
+    for (int x = 0; x < N; ++x, ++at.key) these[x] = key_visible_singly(p.score, at) ? pack.v[x] : -infinity<float>();
   }
   // A bit for each of the logits of 128 keys that a lane has of a row, in their order: those ahead of key `end`,
   // counted from the lane's first.
