@@ -43,16 +43,12 @@ struct KvView : Functor {};
 // for as well.
 constexpr int64_t kMostKeys = (int64_t(1) << 31) - 1024;
 
-template <class T>
-constexpr bool is_kv_scale =
-    std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
-
 // Positions that are at equal distances.
 template <class Codes_, class Scale = Nothing>
 struct KvRun {
   using Codes = Codes_;
   static constexpr bool scaled = !std::is_same<Scale, Nothing>::value;
-  static_assert(!scaled || is_kv_scale<Scale>, "kv: scales are float, half or bfloat16");
+  static_assert(!scaled || detail::is_scale<Scale>, "kv: scales are float, half or bfloat16");
 
   Codes codes;
   int64_t count;

@@ -17,7 +17,9 @@
 // int8_t, float8_e4m3, float8_e5m2.
 //
 // A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity
-// makes the scale what it is, and shows in all codes of the group.
+// makes the scale what it is, and shows in all codes of the group. It is written as float, half or bfloat16, whatever s
+// points to, and codes are made with what that rounds to. As half it is at least 2^-24 and at most 65504, with what is
+// too large for the codes then as the largest of them.
 #pragma once
 
 #include "weights.h"
@@ -87,12 +89,12 @@ auto quantize(T* q, int64_t ld, Scales<U, Zero> scales) {
 
 // Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy()
 // and row operations show it the values of a group before it writes their codes.
-template <class T>
+template <class T, class S>
 class QuantizeGroups : public Functor {
  public:
   static constexpr Role role = Role::row_sink;
   static constexpr bool by_group = true;
-  QuantizeGroups(T* q, int64_t ld, float* scales, int64_t scales_ld, int group)
+  QuantizeGroups(T* q, int64_t ld, S* scales, int64_t scales_ld, int group)
       : q_(q), scales_(scales), ld_(ld), scales_ld_(scales_ld), group_(group) {}
 
   static constexpr int widest = 16;
@@ -100,44 +102,39 @@ class QuantizeGroups : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_codes(q_, ld_, rows, cols));
     KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null",
-                                      "quantize: the pointer to the scales is not aligned for floats"));
+                                      "quantize: the pointer to the scales is not aligned for its elements"));
     if (group_ < 1) return invalid("quantize: the group size is less than 1");
     if (rows > 1 && scales_ld_ < cols / group_ + (cols % group_ != 0))
       return invalid("quantize: the row stride of the scales is smaller than the number of groups");
-    if (detail::rows_overflow<float>(rows, scales_ld_))
+    if (detail::rows_overflow<S>(rows, scales_ld_))
       return invalid("quantize: rows x row stride of the scales exceeds 64 bits");
     return {};
   }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 
-  using State = detail::LargestSeen<T>;
+  using State = detail::LargestSeen<T, S>;
   KERNELS_HD int group() const { return group_; }
   KERNELS_HD void write_scale(const State& s, int64_t row, int64_t index) const {
     scales_[row * scales_ld_ + index] = s.scale();
   }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
-    write<N>(q_ + row * ld_ + col, detail::codes_of<T>(convert<float>(v), reciprocal));
+    write<N>(q_ + row * ld_ + col, State::codes(convert<float>(v), reciprocal));
   }
 
  private:
   T* q_;
-  float* scales_;
+  S* scales_;
   int64_t ld_, scales_ld_;
   int group_;
 };
 
 // Groups of any number of columns; the last of a row may have fewer. Powers of two from 16 on are the fastest.
-template <class T>
-auto quantize(T* q, int64_t ld, float* scales, int64_t scales_ld, int group) {
-  if constexpr (detail::takes_codes<T>()) return QuantizeGroups<T>(q, ld, scales, scales_ld, group);
-  else return QuantizeGroups<int8_t>(nullptr, ld, scales, scales_ld, group);
-}
 template <class T, class S>
-auto quantize(T* q, int64_t ld, S*, int64_t scales_ld, int group) {
-  static_assert(std::is_same<S, float>::value,
-                "quantize() writes the scales that it finds as floats; given ones are k::group_scales(p, ld, group)");
-  return quantize(q, ld, static_cast<float*>(nullptr), scales_ld, group);
+auto quantize(T* q, int64_t ld, S* scales, int64_t scales_ld, int group) {
+  if constexpr (detail::takes_codes<T>() && detail::takes_found_scales<S>())
+    return QuantizeGroups<T, S>(q, ld, scales, scales_ld, group);
+  else return QuantizeGroups<int8_t, float>(nullptr, ld, nullptr, scales_ld, group);
 }
 
 KERNELS_END

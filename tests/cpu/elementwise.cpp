@@ -44,12 +44,18 @@ TEST_CASE("dropout, drawn and given") { run([](Tally& t, const CpuDoor& door) { 
 TEST_CASE("codes of given scales") { run([](Tally& t, const CpuDoor& door) { check_given_scales<H>(t, door); }); }
 TEST_CASE("codes of scales found for groups") {
   run([](Tally& t, const CpuDoor& door) {
-    check_found_scales<int8_t, H>(t, door);
-    check_found_scales<k::float8_e4m3, H>(t, door);
+    check_found_scales<int8_t, float, H>(t, door);
+    check_found_scales<int8_t, k::half, H>(t, door);
+    check_found_scales<k::float8_e4m3, float, H>(t, door);
+    check_found_scales<k::float8_e4m3, k::bfloat16, H>(t, door);
   });
 }
 TEST_CASE("codes of scales found for rows") {
-  run([](Tally& t, const CpuDoor& door) { check_row_scales<H>(t, door); });
+  run([](Tally& t, const CpuDoor& door) {
+    check_row_scales<float, H>(t, door);
+    check_row_scales<k::half, H>(t, door);
+    check_row_scales<k::bfloat16, H>(t, door);
+  });
 }
 TEST_CASE("in front of a norm") { run([](Tally& t, const CpuDoor& door) { check_in_front_of_a_norm<H>(t, door); }); }
 TEST_CASE("embeddings") { run([](Tally& t, const CpuDoor& door) { check_embeddings<H>(t, door); }); }

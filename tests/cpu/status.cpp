@@ -123,7 +123,7 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
   refused(in, k::mul(k::per_row(off(x.data()))) | out,
           "out: per_row: the vector's pointer is not aligned for its elements");
   refused(in, k::quantize(q.data(), kCols, off(y.data())),
-          "out: quantize: the pointer to the scales is not aligned for floats");
+          "out: quantize: the pointer to the scales is not aligned for its elements");
   CHECK((y.unchanged() && q.unchanged()));
   const auto misaligned = [](const k::Status& status, const char* words) {
     CHECK(status.code() == k::Code::invalid);

@@ -60,12 +60,18 @@ TEST_CASE("elementwise: codes of given scales") {
 }
 TEST_CASE("elementwise: codes of scales found for groups") {
   run([](Tally& t, const GpuDoor& door) {
-    check_found_scales<int8_t, D>(t, door);
-    check_found_scales<k::float8_e4m3, D>(t, door);
+    check_found_scales<int8_t, float, D>(t, door);
+    check_found_scales<int8_t, k::half, D>(t, door);
+    check_found_scales<k::float8_e4m3, float, D>(t, door);
+    check_found_scales<k::float8_e4m3, k::bfloat16, D>(t, door);
   });
 }
 TEST_CASE("elementwise: codes of scales found for rows") {
-  run([](Tally& t, const GpuDoor& door) { check_row_scales<D>(t, door); });
+  run([](Tally& t, const GpuDoor& door) {
+    check_row_scales<float, D>(t, door);
+    check_row_scales<k::half, D>(t, door);
+    check_row_scales<k::bfloat16, D>(t, door);
+  });
 }
 TEST_CASE("elementwise: in front of a norm") {
   run([](Tally& t, const GpuDoor& door) { check_in_front_of_a_norm<D>(t, door); });

@@ -180,7 +180,7 @@ __global__ void count_other_quotients(unsigned long long* count) {
   for (uint64_t bits = blockIdx.x * 256ull + threadIdx.x; bits < 1ull << 31; bits += gridDim.x * 256ull) {
     const k::detail::LargestSeen<T> seen{uint32_t(bits)};
     const float factor = bits == 0 ? 0.f : __fdiv_rn(most, seen.value());
-    if (differ(seen.scale(), __fdiv_rn(seen.value(), most)) || differ(seen.reciprocal(), factor))
+    if (differ(seen.scale(), __fdiv_rn(seen.value(), most)) || differ(seen.finish(), factor))
       atomicAdd(count, 1ull);
   }
 }

@@ -395,20 +395,33 @@ void check_given_scales(Tally& t, const Door& door) {
       q, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c) * double(1.f / 0.05f) - 20, 20 * 0x1p-22); });
 }
 
+// What is written as the scale of a group, and what makes codes of its values.
+template <class T, class S>
+S found_scale(float largest) {
+  const float most = k::detail::Largest<T>::value, scale = largest / most;
+  return make<S>(std::is_same<S, k::half>::value && scale > 0 ? std::fmax(scale, 0x1p-24f) : scale);
+}
+template <class T, class S>
+float found_factor(float largest) {
+  if (largest == 0) return 0;
+  if (std::is_same<S, float>::value) return k::detail::Largest<T>::value / largest;
+  return 1 / float(value_of(found_scale<T, S>(largest)));
+}
+
 // Found scales. A group's values are read again where the lanes of a warp cannot hold them.
-template <class T, class Memory, class Door>
+template <class T, class S, class Memory, class Door>
 void check_found_scales(Tally& t, const Door& door) {
-  const float most = k::detail::Largest<T>::value;
   for (const int64_t cols : {256, 130, 3000}) {
     for (const int64_t group : {1, 5, 16, 64, 128, 1024, 5000}) {
       const int64_t rows = 5, groups = (cols + group - 1) / group, ld = cols + (group == 64 ? 16 : 0);
       RandomMatrix<k::half, Memory> x(1, rows, cols, cols, group == 16);
-      for (int64_t c = 0; c < cols; ++c) x.set(1, c, make<k::half>(0));
+      for (int64_t c = 0; c < cols; ++c)
+        x.set(1, c, make<k::half>(0)), x.set(4, c, make<k::half>(1e-6 * x.value(4, c)));
       x.set(2, cols / 2, make<k::half>(std::nan("")));
       x.set(3, cols / 2, make<k::half>(INFINITY));
       x.upload();
       Guarded<T, Memory> q(rows, cols, ld);
-      Guarded<float, Memory> scales(rows, groups, groups + 2);
+      Guarded<S, Memory> scales(rows, groups, groups + 2);
       Guarded<k::half, Memory> doubled(rows, cols, cols);  // a map with an effect, once for each element
       const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data()), cols),
                                          k::scale(2) | k::tee(doubled.data(), cols) |
@@ -429,10 +442,10 @@ void check_found_scales(Tally& t, const Door& door) {
             largest = std::fmax(largest, std::fabs(v));
           }
           if (nan) largest = std::nanf("");
-          t.expect(same(scales.get(r, g), largest / most), "groups of %d, row %d: scale %g of %g", int(group), int(r),
-                   scales.get(r, g), largest);
+          t.expect(same(scales.get(r, g), found_scale<T, S>(largest)), "groups of %d, row %d: scale %g of %g",
+                   int(group), int(r), value_of(scales.get(r, g)), largest);
           for (int64_t c = g * group; c < std::min(cols, (g + 1) * group); ++c) {
-            const double v = 2 * x.value(r, c), code = largest > 0 || nan ? double(float(v) * (most / largest)) : 0;
+            const double v = 2 * x.value(r, c), code = double(float(v) * found_factor<T, S>(largest));
             t.expect(same(doubled.get(r, c), make<k::half>(v)), "groups of %d, row %d, column %d: tee", int(group),
                      int(r), int(c));
             t.expect(same(q.get(r, c), make<T>(code)),
@@ -446,13 +459,13 @@ void check_found_scales(Tally& t, const Door& door) {
 }
 
 // A scale for each row, and for all of a flat tensor, through the engine of row operations.
-template <class Memory, class Door>
+template <class S, class Memory, class Door>
 void check_row_scales(Tally& t, const Door& door) {
   for (const int64_t cols : {1, 96, 1000, 20001}) {
     const int64_t rows = 3;
     const RandomMatrix<k::half, Memory> x(1, rows, cols, cols);
     Guarded<int8_t, Memory> q(rows, cols, cols);
-    Guarded<float, Memory> scales(rows, 1, 1);
+    Guarded<S, Memory> scales(rows, 1, 1);
     const auto check = [&](const char* what, const k::Status& status, int64_t count) {
       t.expect(status.ok(), "%s: %s", what, status.reason());
       q.download();
@@ -463,9 +476,10 @@ void check_row_scales(Tally& t, const Door& door) {
         const auto at = [&](int64_t i) { return float(x.value((r * n + i) / cols, (r * n + i) % cols)); };
         float largest = 0;
         for (int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(at(i)));
-        t.expect(same(scales.get(r, 0), largest / 127), "%s, %d columns: scale", what, int(cols));
+        t.expect(same(scales.get(r, 0), found_scale<int8_t, S>(largest)), "%s, %d columns: scale", what, int(cols));
         for (int64_t i = 0; i < n; ++i)
-          t.expect(same(q.get((r * n + i) / cols, (r * n + i) % cols), make<int8_t>(double(at(i) * (127 / largest)))),
+          t.expect(same(q.get((r * n + i) / cols, (r * n + i) % cols),
+                        make<int8_t>(double(at(i) * found_factor<int8_t, S>(largest)))),
                    "%s, %d columns: code %d", what, int(cols), int(i));
       }
     };

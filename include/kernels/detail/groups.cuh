@@ -33,7 +33,7 @@ __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v,
   for (int distance = 1; distance < 32; distance *= 2) {
     if (distance < lanes) state.largest = greater(state.largest, __shfl_xor_sync(0xffffffffu, state.largest, distance));
   }
-  sink.store(v, state.reciprocal(), row, col);
+  sink.store(v, state.finish(), row, col);
   if ((threadIdx.x & (lanes - 1)) == 0) sink.write_scale(state, row, col >> log2);
 }
 
@@ -77,7 +77,7 @@ class GroupSink {
     decltype(mapped(map, value, at, 0)) v{};
     if (at.has()) state.take(v = mapped(map, value, at, at.col));
     gather(state);
-    if (at.has()) sink_end(out_).store(v, state.reciprocal(), at.row, at.col);
+    if (at.has()) sink_end(out_).store(v, state.finish(), at.row, at.col);
     write_scale(state, at);
   }
   // Writes any group: value(col) is read for the first pass over it, again(col) for the second one.
@@ -89,7 +89,7 @@ class GroupSink {
     each_pack(at, [&](Index col) { state.take(mapped(silent, value(col), at, col)); });
     gather(state);
     each_pack(at, [&](Index col) {
-      sink_end(out_).store(mapped(map, again(col), at, col), state.reciprocal(), at.row, col);
+      sink_end(out_).store(mapped(map, again(col), at, col), state.finish(), at.row, col);
     });
     write_scale(state, at);
   }

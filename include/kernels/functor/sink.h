@@ -240,20 +240,80 @@ auto both(A a, B b, More... more) { return both(a, both(b, more...)); }
 
 namespace detail {
 
-// What quantizing to T has to find out: the largest |value|, as the bits of a float. They order as the values do, with
-// NaN above all, so that a NaN shows in the scale and with it in all that shares it.
+// The types of scales: those that are found are written as one of them, and all that lie beside keys and values are.
 template <class T>
+constexpr bool is_scale =
+    std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
+
+// A scale that is found, as S. What is beyond the halves becomes the largest of them, but an infinity stays one.
+template <class S>
+KERNELS_HD S rounded_scale(float x) {
+  if constexpr (std::is_same<S, half>::value) {
+    const float most = 65504.f;
+    if (magnitude(x) > most && magnitude(x) <= largest<float>()) return convert<S>(copy_sign(most, x));
+  }
+  return convert<S>(x);
+}
+
+// What quantizing to T with a scale of type S has to find out: the largest |value|, as the bits of a float. They order
+// as the values do, with NaN above all, so that a NaN shows in the scale and with it in all that shares it.
+template <class T, class S = float>
 struct LargestSeen {
   uint32_t largest = 0;
-  // At least 2^-126 largest T, unless 0: the reciprocal of the scale must not overflow.
+  // Unless 0, of a scale of 2^-126 at least, whose reciprocal does not overflow, or of the smallest half above 0.
   KERNELS_HD float value() const {
-    constexpr float least = Largest<T>::value * 0x1p-126f;
+    constexpr float least = Largest<T>::value * (std::is_same<S, half>::value ? 0x1p-24f : 0x1p-126f);
     const float x = bit_cast<float>(largest);
     return x > 0.f && x < least ? least : x;
   }
-  // Rounded as IEEE division rounds, on the GPU by fewer instructions than that takes there, and without a call: a test
-  // compares all that there are.
-  KERNELS_HD float scale() const {
+  KERNELS_HD S scale() const { return rounded_scale<S>(exact_scale()); }
+  // What codes() takes: the reciprocal of the scale, as it is read back.
+  KERNELS_HD float finish() const {
+    if (largest == 0) return 0.f;
+    if constexpr (std::is_same<S, float>::value) return exact_reciprocal();
+    else return 1.f / convert<float>(scale());
+  }
+
+  KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
+  // col: of the first value, which makes no difference here.
+  template <class C, int N>
+  KERNELS_HD void take(const Pack<C, N>& v, int64_t /*col*/ = 0) {
+    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
+    merge({fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
+  }
+
+  // The codes of values times that reciprocal. None rounds to what is beyond the codes, unless a half was too small for
+  // the scale: so integers on the GPU need not be clamped, which takes half the instructions of convert(). Where a
+  // value is infinite or NaN the reciprocal is 0 or NaN, and all integers are 0. The product is rounded before the sum,
+  // as on the CPU: fused they give other codes.
+  template <int N>
+  static KERNELS_HD Pack<T, N> codes(const Pack<float, N>& v, float reciprocal) {
+#if defined(KERNELS_DEVICE_CODE)
+    if constexpr (std::is_same<T, int8_t>::value && !std::is_same<S, half>::value) {
+      const uint32_t kept = reciprocal > 0.f ? 0xffffffffu : 0;
+      const auto bits =
+          transform(v, [=](float x) { return bit_cast<uint32_t>(__fmul_rn(x, reciprocal) + 12582912.f); });
+      if constexpr (N % 4 == 0) {
+        Pack<uint32_t, N / 4> words;
+        KERNELS_UNROLL
+        for (int i = 0; i < N / 4; ++i) {
+          const uint32_t* const b = bits.v + i * 4;
+          words.v[i] = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410) & kept;
+        }
+        return bit_cast<Pack<T, N>>(words);
+      } else {
+        return transform(bits, [=](uint32_t x) { return static_cast<int8_t>(x & kept); });
+      }
+    } else
+#endif
+    {
+      return convert<T>(v * reciprocal);
+    }
+  }
+
+  // Both are rounded as IEEE division rounds, on the GPU by fewer instructions than that takes there, and without a
+  // call: a test compares all that there are.
+  KERNELS_HD float exact_scale() const {
     constexpr float most = Largest<T>::value;
     const float x = value();
 #if defined(KERNELS_DEVICE_CODE)
@@ -264,10 +324,8 @@ struct LargestSeen {
     return x / most;
 #endif
   }
-  // What values are multiplied by: the reciprocal of the scale.
-  KERNELS_HD float reciprocal() const {
+  KERNELS_HD float exact_reciprocal() const {
     constexpr float most = Largest<T>::value;
-    if (largest == 0) return 0.f;
 #if defined(KERNELS_DEVICE_CODE)
     constexpr float part = 1.f / 16;  // the largest floats' reciprocals would be subnormal
     const float x = value() * part, guess = arch::reciprocal_flushed(x),
@@ -277,55 +335,19 @@ struct LargestSeen {
     return most / value();
 #endif
   }
-
-  KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
-  template <class C, int N>
-  KERNELS_HD void take(const Pack<C, N>& v) {
-    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
-    merge({fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
-  }
 };
-
-// The codes of values times the reciprocal that LargestSeen found for them. None is beyond the codes, so that integers
-// on the GPU need not be clamped: half the instructions of convert(). Where a value is infinite or NaN the reciprocal
-// is 0 or NaN, and all integers are 0. The product is rounded before the sum, as on the CPU: fused they give other
-// codes.
-template <class T, int N>
-KERNELS_HD Pack<T, N> codes_of(const Pack<float, N>& v, float reciprocal) {
-#if defined(KERNELS_DEVICE_CODE)
-  if constexpr (std::is_same<T, int8_t>::value) {
-    const uint32_t kept = reciprocal > 0.f ? 0xffffffffu : 0;
-    const auto bits =
-        transform(v, [=](float x) { return bit_cast<uint32_t>(__fmul_rn(x, reciprocal) + 12582912.f); });
-    if constexpr (N % 4 == 0) {
-      Pack<uint32_t, N / 4> words;
-      KERNELS_UNROLL
-      for (int i = 0; i < N / 4; ++i) {
-        const uint32_t* const b = bits.v + i * 4;
-        words.v[i] = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410) & kept;
-      }
-      return bit_cast<Pack<T, N>>(words);
-    } else {
-      return transform(bits, [=](uint32_t x) { return static_cast<int8_t>(x & kept); });
-    }
-  } else
-#endif
-  {
-    return convert<T>(v * reciprocal);
-  }
-}
 
 }  // namespace detail
 
 // Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
-// scales[row] receives the scale, 2^-126 at the least. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
-// float8_e5m2. Scales for groups of columns, and scales that are given: quantize.h.
-// kAnywhere: its packs begin at any column.
-template <class T, bool kAnywhere = false>
+// scales[row] receives the scale, as float, half or bfloat16. A row of zeros has scale 0 and codes 0. T: int8_t,
+// float8_e4m3, float8_e5m2. quantize.h says more of scales, and has those for groups of columns and those that are
+// given. kAnywhere: its packs begin at any column.
+template <class T, class S = float, bool kAnywhere = false>
 class Quantize : public Functor {
  public:
   static constexpr Role role = Role::row_sink;
-  Quantize(T* q, int64_t ld, float* scales) : q_(q), ld_(ld), scales_(scales) {}
+  Quantize(T* q, int64_t ld, S* scales) : q_(q), ld_(ld), scales_(scales) {}
 
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return detail::aligned_pack(q_, ld_, widest); }
@@ -333,7 +355,7 @@ class Quantize : public Functor {
     KERNELS_TRY(detail::check_pointer(q_, "quantize: the pointer is null",
                                       "quantize: the pointer is not aligned for its elements"));
     KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null",
-                                      "quantize: the pointer to the scales is not aligned for floats"));
+                                      "quantize: the pointer to the scales is not aligned for its elements"));
     if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than a row");
     if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
     return {};
@@ -342,9 +364,9 @@ class Quantize : public Functor {
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
   using Itself = Quantize;
   static constexpr bool takes_any_column = true;
-  Quantize<T, true> any_column() const { return {q_, ld_, scales_}; }
+  Quantize<T, S, true> any_column() const { return {q_, ld_, scales_}; }
 
-  using State = detail::LargestSeen<T>;
+  using State = detail::LargestSeen<T, S>;
   KERNELS_HD float padding() const { return 0.f; }
   template <class C, int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const { s.take(v); }
@@ -352,11 +374,11 @@ class Quantize : public Functor {
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
 
-  KERNELS_HD float finish(const State& s) const { return s.reciprocal(); }
+  KERNELS_HD float finish(const State& s) const { return s.finish(); }
   KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
-    const auto codes = detail::codes_of<T>(convert<float>(v), reciprocal);
+    const auto codes = State::codes(convert<float>(v), reciprocal);
     if constexpr (kAnywhere) write_anywhere(q_ + row * ld_ + col, codes);
     else write<N>(q_ + row * ld_ + col, codes);
   }
@@ -364,7 +386,7 @@ class Quantize : public Functor {
  private:
   T* q_;
   int64_t ld_;
-  float* scales_;
+  S* scales_;
 };
 
 namespace detail {
@@ -377,19 +399,19 @@ constexpr bool takes_codes() {
                 "quantize() writes int8_t, float8_e4m3 or float8_e5m2; k::store(p, ld) writes half and the like");
   return is_code<T>;
 }
+template <class S>
+constexpr bool takes_found_scales() {
+  static_assert(
+      is_scale<S>,
+      "quantize() writes the scales that it finds as float, half or bfloat16; given ones are k::tensor_scale(p), k::row_scales(p) or k::group_scales(p, ld, group)");
+  return is_scale<S>;
+}
 }  // namespace detail
 
-template <class T>
-auto quantize(T* q, int64_t ld, float* scales) {
-  if constexpr (detail::takes_codes<T>()) return Quantize<T>(q, ld, scales);
-  else return Quantize<int8_t>(nullptr, ld, scales);
-}
 template <class T, class S>
-auto quantize(T* q, int64_t ld, S*) {
-  static_assert(
-      std::is_same<S, float>::value,
-      "quantize() writes the scales that it finds as floats; given ones are k::tensor_scale(p), k::row_scales(p) or k::group_scales(p, ld, group)");
-  return quantize(q, ld, static_cast<float*>(nullptr));
+auto quantize(T* q, int64_t ld, S* scales) {
+  if constexpr (detail::takes_codes<T>() && detail::takes_found_scales<S>()) return Quantize<T, S>(q, ld, scales);
+  else return Quantize<int8_t>(nullptr, ld, nullptr);
 }
 
 KERNELS_END

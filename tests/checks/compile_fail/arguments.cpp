@@ -35,11 +35,11 @@
 // FAILS MATMUL_SCALED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_STACKED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_GATED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
-// FAILS QUANTIZE_HALF_SCALES: quantize() writes the scales that it finds as floats
+// FAILS QUANTIZE_INTEGER_SCALES: quantize() writes the scales that it finds as float, half or bfloat16
 // FAILS QUANTIZE_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
 // FAILS QUANTIZE_GROUPS_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
 // FAILS QUANTIZE_BY_SCALES_TO_HALVES: quantize() writes int8_t, float8_e4m3 or float8_e5m2
-// FAILS QUANTIZE_HALF_GROUPS: quantize() writes the scales that it finds as floats
+// FAILS QUANTIZE_INTEGER_GROUPS: quantize() writes the scales that it finds as float, half or bfloat16
 // FAILS GATED_TYPES: two matrices of one type
 // FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
 // FAILS DECODE_ROW_MAP: the score of attention is k::causal()
@@ -182,16 +182,16 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::matmul(cx, in, k::stacked(k::load(words, n), n, k::load(words, n), n), out, product);
 #elif defined(MATMUL_GATED_WORDS)
   return k::cpu::matmul(cx, in, k::gated(k::load(words, n), k::load(words, n)), k::swiglu() | out, product);
-#elif defined(QUANTIZE_HALF_SCALES)
-  return k::cpu::copy(cx, in, k::quantize(codes, n, halves), n, n);
+#elif defined(QUANTIZE_INTEGER_SCALES)
+  return k::cpu::copy(cx, in, k::quantize(codes, n, tokens), n, n);
 #elif defined(QUANTIZE_TO_HALVES)
   return k::cpu::rmsnorm(cx, in, k::quantize(halves, n, y), n, n);
 #elif defined(QUANTIZE_GROUPS_TO_HALVES)
   return k::cpu::copy(cx, in, k::quantize(halves, n, y, n, 16), n, n);
 #elif defined(QUANTIZE_BY_SCALES_TO_HALVES)
   return k::cpu::copy(cx, in, k::quantize(halves, n, k::tensor_scale(p)), n, n);
-#elif defined(QUANTIZE_HALF_GROUPS)
-  return k::cpu::copy(cx, in, k::quantize(codes, n, halves, n, 16), n, n);
+#elif defined(QUANTIZE_INTEGER_GROUPS)
+  return k::cpu::copy(cx, in, k::quantize(codes, n, tokens, n, 16), n, n);
 #elif defined(GATED_TYPES)
   return k::cpu::matmul(cx, in, k::gated(in, k::load(codes, n)), k::swiglu() | out, product);
 #elif defined(ATTENTION_ROW_MAP)

@@ -49,7 +49,7 @@ void quantize_group(const Packs& packs, const Sink& sink, int64_t row, int64_t i
   typename Sink::State state;
   packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(value(width, col)); });
   sink.write_scale(state, row, index);
-  const float reciprocal = state.reciprocal();
+  const float reciprocal = state.finish();
   packs.each(begin, end,
              [&](auto width, int64_t col) KERNELS_INLINE { sink.store(again(width, col), reciprocal, row, col); });
 }

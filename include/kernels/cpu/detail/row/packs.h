@@ -29,7 +29,7 @@ KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(DirectLoad), true);
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(DirectStore), true);
 KERNELS_ANY_WIDTH(class A, RowVector<A>, true);
 KERNELS_ANY_WIDTH(class A, Tee<A>, true);
-KERNELS_ANY_WIDTH(class A, Quantize<A>, true);
+KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Quantize), true);
 KERNELS_ANY_WIDTH(class A, Cycle<A>, any_width<A>);
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Binary), any_width<A>);
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Affine), (any_width<A, B>));
