@@ -62,8 +62,10 @@ Status start_copy(const Exec& ex, const Load& in, const Store& out, int64_t rows
   } else {
     const int pack = lesser(max_pack_of(in, cols), max_pack_of(out, cols));
     if constexpr (by_group<Store>) {
-      if (pack >= Widths::wide && warps_hold_groups(sink_end(out).group(), Widths::wide, cols))
-        return start_packs<Widths::wide>(ex, CopyOf<Load, Store>{in, out}, rows, cols);
+      if constexpr (writes_packs<Store, Widths::wide>) {
+        if (pack >= Widths::wide && warps_hold_groups(sink_end(out).group(), Widths::wide, cols))
+          return start_packs<Widths::wide>(ex, CopyOf<Load, Store>{in, out}, rows, cols);
+      }
       return each_group<Widths::wide, Widths::middle>(ex, in, out, rows, cols, pack);
     } else {
       return each_pack<Widths::wide, Widths::middle>(ex, CopyOf<Load, Store>{in, out}, rows, cols, pack);

@@ -27,6 +27,8 @@
 //   static constexpr Role role      what it is; without it, found out from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
+//   static constexpr int narrowest  of a RowSink for groups of columns, which have a multiple of so many: it is given
+//                                   no narrower packs, as they fill only parts of a word. 16 at most
 //   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not
 //                                   only at multiples of their width: true of what computes on values alone,
 //                                   whatever their columns, and of what reads and writes single elements. A
@@ -282,6 +284,12 @@ constexpr int widest_of() {
   if constexpr (has_widest<F>::value) return F::widest;
   else if constexpr (oneflow_load<F> || oneflow_store<F>) return says_pack<F> ? 4 : 2;
   else return kWidestPack;
+}
+
+template <class F>
+constexpr int narrowest_of() {
+  if constexpr (has_narrowest<F>::value) return F::narrowest;
+  else return 1;
 }
 
 // Elements in one access to N values of a source: N, or as many as it can read at once.

@@ -1,8 +1,8 @@
 // Groups of columns that are quantized with a scale each: the lanes of a group find its largest value before they
 // write.
 //
-//   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane
-//         | l0 l1 ... l15 | l0 l1 ... l15 |
+//   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane, or as
+//         | l0 l1 ... l15 | l0 l1 ... l15 |          many as the sink writes at once
 //
 // Where warps hold whole groups, engines whose lanes have packs side by side write them as any other pack, but for an
 // exchange: put_group(). GroupsBody is for all others, each of which gets lanes of its own: what these do not hold is
@@ -18,17 +18,19 @@ KERNELS_BEGIN
 namespace detail {
 
 // Whether put_group() will do: all lanes of a warp have packs of whole groups, whose numbers of lanes are powers of
-// two.
+// two. For sinks that write such packs.
 inline bool warps_hold_groups(int group, int pack, int64_t cols) {
   const int lanes = group / pack;
   return cols % (32 * pack) == 0 && group % pack == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
 }
+template <class Sink, int kPack>
+constexpr bool writes_packs = kPack >= narrowest_of<SinkEnd<Sink>>();
 // A pack of a group, by all lanes of a warp.
 template <class Sink, class C, int N>
 __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
   const int lanes = sink.group() / N, log2 = 31 - __clz(sink.group());
   typename Sink::State state;
-  state.take(v);
+  state.take(v, col);
   KERNELS_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
     if (distance < lanes) state.largest = greater(state.largest, __shfl_xor_sync(0xffffffffu, state.largest, distance));
@@ -37,20 +39,23 @@ __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v,
   if ((threadIdx.x & (lanes - 1)) == 0) sink.write_scale(state, row, col >> log2);
 }
 
-// The way of groups to a sink that quantizes them, for the lanes that share them. Index: counts columns.
-template <class Out, int N, class Index>
+// The way of groups to a sink that quantizes them, for the lanes that share them, from packs of kPack. Index: counts
+// columns.
+template <class Out, int kPack, class Index>
 class GroupSink {
  public:
+  // The columns that a lane takes at a time, and the packs in them.
+  static constexpr int kLeast = narrowest_of<SinkEnd<Out>>(), N = kPack > kLeast ? kPack : kLeast, kPacks = N / kPack;
   using State = typename SinkEnd<Out>::State;
   __device__ __forceinline__ GroupSink(const Out& out, Index cols, int lanes_log2)
       : out_(out), cols_(cols), lanes_(1 << lanes_log2) {}
 
-  // Whether a lane has one pack of a group at most.
+  // Whether a lane has columns of a group once at most.
   __device__ __forceinline__ bool holds() const { return size() <= N * lanes_.count(); }
   // Which of the groups that a block has at a time a thread belongs to.
   __device__ __forceinline__ int group_of(unsigned thread) const { return int(lanes_.group_of(thread)); }
 
-  // The number of a group in its row, its columns, and that of the lane's first pack.
+  // The number of a group in its row, its columns, and the lane's first one.
   struct Place {
     int64_t row;
     Index index, begin, end, col;
@@ -66,16 +71,20 @@ class GroupSink {
   template <class F>
   __device__ __forceinline__ void each_pack(const Place& at, const F& f) const {
     KERNELS_ROLLED
-    for (Index col = at.col; col < at.end; col += lanes_.count() * N) f(col);
+    for (Index col = at.col; col < at.end; col += lanes_.count() * N) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kPacks; ++i) f(col + i * kPack);
+    }
   }
 
-  // Writes a group that the lanes hold. All lanes of a warp take part in exchanges, also without a group.
-  template <class V>
-  __device__ __forceinline__ void write(const Place& at, const V& value) const {
+  // Writes a group that the lanes hold: value(i) is pack i of a lane that has any. All lanes of a warp take part in
+  // exchanges, also without a group.
+  template <class Value>
+  __device__ __forceinline__ void write(const Place& at, const Value& value) const {
     const auto& map = sink_map(out_);
     State state;
-    decltype(mapped(map, value, at, 0)) v{};
-    if (at.has()) state.take(v = mapped(map, value, at, at.col));
+    decltype(all_mapped(map, value, at, 0)) v{};
+    if (at.has()) state.take(v = all_mapped(map, value, at, at.col), at.col);
     gather(state);
     if (at.has()) sink_end(out_).store(v, state.finish(), at.row, at.col);
     write_scale(state, at);
@@ -86,11 +95,13 @@ class GroupSink {
     const auto& map = sink_map(out_);
     const auto& silent = without_effects(map);
     State state;
-    each_pack(at, [&](Index col) { state.take(mapped(silent, value(col), at, col)); });
+    each_pack(at, [&](Index col) { state.take(mapped(silent, value(col), at, col), col); });
     gather(state);
-    each_pack(at, [&](Index col) {
-      sink_end(out_).store(mapped(map, again(col), at, col), state.finish(), at.row, col);
-    });
+    KERNELS_ROLLED
+    for (Index col = at.col; col < at.end; col += lanes_.count() * N) {
+      const auto v = all_mapped(map, [&](int i) { return again(col + i * kPack); }, at, col);
+      sink_end(out_).store(v, state.finish(), at.row, col);
+    }
     write_scale(state, at);
   }
 
@@ -98,7 +109,18 @@ class GroupSink {
   __device__ __forceinline__ int size() const { return sink_end(out_).group(); }
   template <class Map, class V>
   static __device__ __forceinline__ auto mapped(const Map& map, const V& v, const Place& at, Index col) {
-    return apply_map(map, v, fetch_operands<N>(map, at.row, col), at.row, col);
+    return apply_map(map, v, fetch_operands<kPack>(map, at.row, col), at.row, col);
+  }
+  template <class Map, class Value>
+  static __device__ __forceinline__ auto all_mapped(const Map& map, const Value& value, const Place& at, Index col) {
+    Pack<typename decltype(mapped(map, value(0), at, col))::value_type, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < kPacks; ++i) {
+      const auto v = mapped(map, value(i), at, col + i * kPack);
+      KERNELS_UNROLL
+      for (int j = 0; j < kPack; ++j) out.v[i * kPack + j] = v.v[j];
+    }
+    return out;
   }
   __device__ __forceinline__ void gather(State& state) const { state.largest = lanes_.max(state.largest); }
   __device__ __forceinline__ void write_scale(const State& state, const Place& at) const {
@@ -110,19 +132,21 @@ class GroupSink {
   Lanes<> lanes_;
 };
 
-// So many lanes share a group of such packs.
-inline int group_lanes_log2(int pack, int group) {
+// So many lanes share a group of which each takes so many columns at a time.
+inline int group_lanes_log2(int columns, int group) {
   int log2 = 0;
-  while (log2 < 5 && int64_t(pack) << log2 < group) ++log2;
+  while (log2 < 5 && int64_t(columns) << log2 < group) ++log2;
   return log2;
 }
 // Groups of values as they are read.
-template <class In, class Out, int N>
+template <class In, class Out, int kPack>
 struct GroupsBody {
-  using Fetched = decltype(fetch<N>(std::declval<const In&>(), kAny, kAny));
-  using Sink = GroupSink<Out, N, int64_t>;
+  using Sink = GroupSink<Out, kPack, int64_t>;
+  struct Fetched {
+    decltype(fetch<kPack>(std::declval<const In&>(), kAny, kAny)) packs[Sink::kPacks];
+  };
   static constexpr int max_threads = 256, registers = 128;
-  static constexpr int many = sizeof(Fetched) <= 32 ? 2 : 1;  // groups at a time, where a lane has one pack of each
+  static constexpr int many = sizeof(Fetched) <= 32 ? 2 : 1;  // groups at a time, where the lanes hold them
   struct Params {
     In in;
     Out out;
@@ -158,21 +182,21 @@ struct GroupsBody {
     KERNELS_UNROLL
     for (int u = 0; u < many; ++u) {
       const auto at = place(u);
-      if (at.has()) fetched[u] = fetch<N>(in, at.row, at.col);
+      if (!at.has()) continue;
+      KERNELS_UNROLL
+      for (int i = 0; i < Sink::kPacks; ++i) fetched[u].packs[i] = fetch<kPack>(in, at.row, at.col + i * kPack);
     }
     KERNELS_UNROLL
     for (int u = 0; u < many; ++u) {
       const auto at = place(u);
-      decltype(resolve(in, fetched[u], 0, 0)) value{};
-      if (at.has()) value = resolve(in, fetched[u], at.row, at.col);
-      sink.write(at, value);
+      sink.write(at, [&](int i) { return resolve(in, fetched[u].packs[i], at.row, at.col + i * kPack); });
     }
   }
   static __device__ __forceinline__ void read_twice(const In& in, const Sink& sink, const typename Sink::Place& at) {
     const auto& again = second_pass(in);
     sink.write_twice(
-        at, [&](int64_t col) { return resolve(in, fetch<N>(in, at.row, col), at.row, col); },
-        [&](int64_t col) { return resolve(again, fetch<N>(again, at.row, col), at.row, col); });
+        at, [&](int64_t col) { return resolve(in, fetch<kPack>(in, at.row, col), at.row, col); },
+        [&](int64_t col) { return resolve(again, fetch<kPack>(again, at.row, col), at.row, col); });
   }
 };
 
@@ -181,8 +205,8 @@ Status each_group(const Exec& ex, const In& in, const Out& out, int64_t rows, in
   const int group = sink_end(out).group();
   const int64_t row_groups = (cols + group - 1) / group;
   const auto start = [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    using Body = GroupsBody<In, Out, N>;
+    using Body = GroupsBody<In, Out, decltype(width)::value>;
+    constexpr int N = Body::Sink::N;
     const int lanes_log2 = group_lanes_log2(N, group);
     if (loaded_once<In> && int64_t(N) << lanes_log2 < group) {
       return unsupported(

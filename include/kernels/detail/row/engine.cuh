@@ -144,9 +144,13 @@ Status plan_rows(const Exec& ex, const Options& options, const Source& source, c
         return start ? odd.run(plan) : Status{};
       }
     }
-    const RowEngine<Problem> engine(ex, problem);
-    KERNELS_TRY(engine.plan(policy, plan));
-    return start ? engine.run(plan) : Status{};
+    if constexpr (!by_group<Sink> || writes_packs<Sink, PackWidths<Source, Sink>::wide>) {
+      const RowEngine<Problem> engine(ex, problem);
+      KERNELS_TRY(engine.plan(policy, plan));
+      return start ? engine.run(plan) : Status{};
+    } else {
+      return {};
+    }
   }
 }
 

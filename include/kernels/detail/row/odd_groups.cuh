@@ -10,11 +10,11 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class P, int N>
+template <class P, int kPack>
 struct OddGroupsBody {
   using C = typename P::C;
   using Source = typename P::Source;
-  using Sink = GroupSink<typename P::Sink, N, int>;
+  using Sink = GroupSink<typename P::Sink, kPack, int>;
   static constexpr int max_threads = 256, registers = 128;
   struct Params {
     P problem;
@@ -37,14 +37,14 @@ struct OddGroupsBody {
         }
       };
       const auto value = [&](const auto& source, int col) {
-        return resolve(source, fetch<N>(source, row, col), row, col);
+        return resolve(source, fetch<kPack>(source, row, col), row, col);
       };
       // Of some packs at a time: in a long chain every addition would be rounded by as much as the whole sum asks for.
       typename P::Op::State running, some;
       int taken = 0;
       each_group([&](const auto& at) {
         sink.each_pack(at, [&](int col) {
-          const Pack<C, N> v = value(p.source, col);
+          const Pack<C, kPack> v = value(p.source, col);
           take_packs<1>(p.op, some, &v, Always{});
           if (++taken % 16 == 0) p.op.merge(running, some), some = {};
         });
@@ -73,7 +73,8 @@ class OddGroupsEngine : RowPlanner<Problem> {
 
   // Whether the other bodies cannot do that.
   bool needed(const RowPolicy& asked) const {
-    return widest(asked) < Widths::wide || !warps_hold_groups(group(), Widths::wide, p_.cols);
+    return !writes_packs<typename Problem::Sink, Widths::wide> || widest(asked) < Widths::wide ||
+           !warps_hold_groups(group(), Widths::wide, p_.cols);
   }
   Status plan(const RowPolicy& asked, RowPlan& plan) const {
     KERNELS_TRY(ex_.status());
@@ -105,7 +106,7 @@ class OddGroupsEngine : RowPlanner<Problem> {
       how.threads = plan.policy.threads;
       const int64_t limit = plan.policy.max_blocks > 0 ? plan.policy.max_blocks : int64_t(1) << 30;
       how.grid.x = unsigned(lesser(p_.rows, limit));
-      return launch<typename Planner::template Started<Body>>(ex_, how, {p_, group_lanes_log2(width(), group())});
+      return launch<typename Planner::template Started<Body>>(ex_, how, {p_, group_lanes_log2(Body::Sink::N, group())});
     });
   }
 

@@ -47,11 +47,22 @@ template <class Packs, class Sink, class Value, class Again>
 void quantize_group(const Packs& packs, const Sink& sink, int64_t row, int64_t index, int64_t begin, int64_t end,
                     const Value& value, const Again& again) {
   typename Sink::State state;
-  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(value(width, col)); });
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(value(width, col), col); });
   sink.write_scale(state, row, index);
-  const float reciprocal = state.finish();
-  packs.each(begin, end,
-             [&](auto width, int64_t col) KERNELS_INLINE { sink.store(again(width, col), reciprocal, row, col); });
+  const float found = state.finish();
+  constexpr int least = narrowest_of<Sink>();
+  [[maybe_unused]] Pack<typename decltype(again(Width<1>{}, begin))::value_type, least> gathered;
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE {
+    constexpr int N = decltype(width)::value;
+    const auto v = again(width, col);
+    if constexpr (N >= least) {
+      sink.store(v, found, row, col);
+    } else {
+      const int at = int((col - begin) % least);
+      for (int i = 0; i < N; ++i) gathered.v[at + i] = v.v[i];
+      if (at + N == least) sink.store(gathered, found, row, col - at);
+    }
+  });
 }
 
 template <class Op_, class Source_, class Sink_>
