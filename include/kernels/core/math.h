@@ -135,6 +135,14 @@ KERNELS_HD float divide(float a, float b) {
 #endif
 }
 KERNELS_HD double divide(double a, double b) { return a / b; }
+// A quotient rounded once, as IEEE has it, whatever the compiler is told of divisions on the GPU.
+KERNELS_HD float over_once(float a, float b) {
+#if defined(KERNELS_DEVICE_CODE)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
 
 // 1 / x for an x of at least 1; 0 where that would be subnormal.
 KERNELS_HD float inverse(float x) {

@@ -18,11 +18,19 @@
 #include <cmath>
 #include <utility>
 
-#include "pack.h"
+#include "math.h"
 
 KERNELS_BEGIN
 
 KERNELS_HD constexpr int int4_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
+
+namespace detail {
+// Rounded to nearest even, by adding 1.5 * 2^23. NaN becomes `low`: as a number it would not fit the bits of a code.
+KERNELS_HD int clamped(float x, int low, int high) {
+  const float kept = x > float(low) ? (x < float(high) ? x : float(high)) : float(low);
+  return bit_cast<int32_t>(kept + 12582912.f) - 0x4b400000;
+}
+}  // namespace detail
 
 struct Uint4 {
   static constexpr uint32_t mask = 15;
@@ -41,6 +49,10 @@ struct Int4 : Uint4 {
   static constexpr float offset = 8;
   static KERNELS_HD float at(uint32_t word, int i) { return Uint4::at(word, i) - 8.f; }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) { return Uint4::all(word) - 8.f; }
+  // What pack_int4() makes of a number; with a scale of 0, what means 0.
+  static KERNELS_HD uint32_t code(float x, float scale) {
+    return uint32_t(8 + detail::clamped(scale != 0.f ? over_once(x, scale) : 0.f, -8, 7));
+  }
 };
 
 struct Gf4 {
@@ -136,12 +148,6 @@ void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
   }
 }
 
-// NaN becomes `low`: as a number it would not fit the bits of a code.
-inline int clamped(float x, int low, int high) {
-  const float rounded = std::nearbyint(x);
-  return rounded > float(high) ? high : rounded > float(low) ? int(rounded) : low;
-}
-
 }  // namespace detail
 
 // Rows of `cols` weights, ld apart, in groups of `group` columns, a multiple of 8. A row takes (cols + 7) / 8 words and
@@ -160,7 +166,7 @@ void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, ui
     const float scale = convert<float>(scales[index]);
     for (int64_t c = begin; c < end; ++c) {
       const float x = convert<float>(w[row * ld + c]);
-      const uint32_t code = uint32_t(8 + detail::clamped(scale != 0.f ? x / scale : 0.f, -8, 7));
+      const uint32_t code = Int4::code(x, scale);
       uint32_t& word = words[row * row_words + c / 8];
       word = (word & ~(15u << int4_shift(int(c % 8)))) | code << int4_shift(int(c % 8));
     }

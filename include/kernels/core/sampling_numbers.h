@@ -23,13 +23,6 @@ KERNELS_HD float times_once(float a, float b) {
   return float(double(a) * double(b));
 #endif
 }
-KERNELS_HD float over_once(float a, float b) {
-#if defined(KERNELS_DEVICE_CODE)
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
 KERNELS_HD double times_once(double a, double b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __dmul_rn(a, b);
