@@ -15,15 +15,21 @@
 //
 // The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left
 // out, and so are those behind what nhd() and hnd() were told of, or behind a row of the page table. Types with a scale
-// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), which
-// sees a head before it writes its codes, and written where the view reads them:
+// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy() and row
+// operations, which see a head before they write its codes, and written where the view reads them, as float, half or
+// bfloat16:
 //
 //   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1),
 //                         k::nhd(v8, page, heads, dim).scales(vs, page * heads, heads, 1), pages, lengths);
 //   k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
 //   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
 //
-// Elsewhere they are refused, and so are 4-bit codes everywhere, of which a pack fills only a part of a word.
+// Elsewhere they are refused. For int8_t, float8_e4m3 and float8_e5m2 they are those of quantize.h. Codes of 4 bits,
+// nhd<k::Int4>(words, ...), are written in this way alone, as products have no eight columns of a word together. They
+// and their scales are those of pack_int4() with a head as a group, whose columns are a multiple of 8: the largest
+// value, with its sign, / -8, and 0 where that rounds to 0. Only a NaN or an infinity makes the scale what it is, so
+// that no code of the head means a finite number, and a half is at most 65504. Uint4 cannot be written: it has no codes
+// for what is below 0, and views have no zero points.
 #pragma once
 
 #include "core/divisor.h"
@@ -85,7 +91,6 @@ class Append : public Functor {
         heads_(head_dim),
         head_dim_(head_dim),
         most_positions_(where.most_positions(tensor.positions())) {
-    static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
     static_assert(Tensor::writable, "append: the view is made of pointers to const: nhd() and hnd() take others, too");
   }
 
@@ -103,6 +108,7 @@ class Append : public Functor {
     KERNELS_TRY(at_.check());
     if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
+    if (Tensor::words && head_dim_ % 8 != 0) return invalid("append: heads of 4-bit codes are no whole words");
     if (cols > std::numeric_limits<int32_t>::max()) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());
     KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
@@ -167,19 +173,71 @@ class Append : public Functor {
   int64_t head_dim_, most_positions_;  // of a sequence
 };
 
-// The same with a scale for each position and head, which is found.
+namespace detail {
+
+// The value of largest size that is the first of these, as pack_int4() has it: it becomes -8, which has no positive
+// counterpart.
+template <class S>
+struct LargestSeen<Int4, S> {
+  uint64_t largest = 0;  // its size, as the bits of a float; how far it is before column 2^31 - 1; its sign
+  KERNELS_HD float value() const { return bit_cast<float>(uint32_t(largest >> 32) | uint32_t(largest) << 31); }
+  KERNELS_HD S scale() const { return rounded_scale<S>(value() * -0.125f); }
+  // What codes() takes: the scale, as it is read back.
+  KERNELS_HD float finish() const { return convert<float>(scale()); }
+
+  template <class C, int N>
+  KERNELS_HD void take(const Pack<C, N>& v, int64_t col) {
+    uint32_t size = 0, place = 0;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const uint32_t bits = bit_cast<uint32_t>(convert<float>(v.v[i]));
+      const bool larger = (bits & 0x7fffffffu) > size;
+      size = larger ? bits & 0x7fffffffu : size;
+      place = larger ? (0x7fffffffu - uint32_t(i) - uint32_t(col)) << 1 | bits >> 31 : place;
+    }
+    const uint64_t seen = uint64_t(size) << 32 | place;
+    largest = seen > largest ? seen : largest;
+  }
+
+  template <int N>
+  static KERNELS_HD Pack<uint32_t, N / 8> codes(const Pack<float, N>& v, float scale) {
+    Pack<uint32_t, N / 8> words{};
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) words.v[i / 8] |= Int4::code(v.v[i], scale) << int4_shift(i % 8);
+    return words;
+  }
+};
+
+// Whether there are codes, and scales, that can be found.
+template <class Tensor, class S>
+constexpr bool takes_found_scales_of() {
+  constexpr bool is_uint4 = std::is_same<typename Tensor::Format, Uint4>::value;
+  constexpr bool codes =
+      Tensor::words ? std::is_same<typename Tensor::Format, Int4>::value : is_code<typename Tensor::Element>;
+  constexpr bool scales = std::is_same<typename Tensor::Scale, S>::value;
+  static_assert(!is_uint4,
+                "append: Uint4 has no codes for what is below 0, as views have no zero points: take k::Int4");
+  static_assert(is_uint4 || codes, "append: scales are found for int8_t, float8_e4m3, float8_e5m2 and k::Int4");
+  static_assert(!codes || Tensor::scaled, "append: the view has no scales: k::nhd(...).scales(scales, ...)");
+  static_assert(!codes || !Tensor::scaled || scales,
+                "append: the scales to be written are of another type than those that the view reads");
+  return codes && scales;
+}
+
+}  // namespace detail
+
+// The same with a scale for each position and head, which is found. What is known of the head makes the codes of its
+// packs: State is quantize.h's, or the one above.
 template <class Tensor, class Where>
 class AppendFound : public Functor {
  public:
   static constexpr Role role = Role::row_sink;
   static constexpr bool by_group = true;
-  using T = typename Tensor::Element;
-  AppendFound(const Append<Tensor, Where>& to, float* scales) : to_(to), scales_(scales), group_(int(to.head_dim())) {
-    static_assert(detail::is_code<T>, "append: scales are found for int8_t, float8_e4m3 and float8_e5m2");
-    static_assert(Tensor::scaled, "append: the view has no scales: k::nhd(...).scales(scales, ...)");
-  }
+  using Code = std::conditional_t<Tensor::words, typename Tensor::Format, typename Tensor::Element>;
+  using Scale = typename Tensor::Scale;
+  AppendFound(const Append<Tensor, Where>& to, Scale* scales) : to_(to), scales_(scales), group_(int(to.head_dim())) {}
 
-  static constexpr int widest = 16;
+  static constexpr int widest = 16, narrowest = Tensor::words ? 8 : 1;
   int max_pack() const { return to_.max_pack(); }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(to_.check_places(cols));
@@ -189,42 +247,56 @@ class AppendFound : public Functor {
     return {};
   }
 
-  using State = detail::LargestSeen<T>;
+  using State = detail::LargestSeen<Code, Scale>;
   KERNELS_HD int group() const { return group_; }
   KERNELS_HD void write_scale(const State& s, int64_t row, int64_t index) const {
     const auto head = to_.head(row, index);
     if (head.codes != nullptr) scales_[head.scale] = s.scale();
   }
   template <class C, int N>
-  KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
+  KERNELS_HD void store(const Pack<C, N>& v, float found, int64_t row, int64_t col) const {
     const int64_t index = to_.head_of(col);
     const auto head = to_.head(row, index);
     if (head.codes != nullptr)
-      write<N>(head.codes + (col - index * group_), convert<T>(convert<float>(v) * reciprocal));
+      write<N / narrowest>(head.codes + (col - index * group_) / narrowest, State::codes(convert<float>(v), found));
   }
 
  private:
   Append<Tensor, Where> to_;
-  float* scales_;
+  Scale* scales_;
   int group_;
 };
 
+namespace detail {
+template <class Tensor, class Where>
+Append<Tensor, Where> append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim) {
+  static_assert(!Tensor::words,
+                "append: 4-bit codes are written where scales are found, by copy() and row operations: append_keys(kv, at, head_dim, scales)");
+  return {tensor, where, at, head_dim};
+}
+template <class Tensor, class Where, class S>
+auto append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim, S* scales) {
+  const Append<Tensor, Where> to(tensor, where, at, head_dim);
+  if constexpr (takes_found_scales_of<Tensor, S>()) return AppendFound<Tensor, Where>(to, scales);
+  else return to;
+}
+}  // namespace detail
+
 template <class K, class V, class Where>
-Append<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
-  return {kv.keys(), kv.where(), at, head_dim};
+auto append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
+  return detail::append(kv.keys(), kv.where(), at, head_dim);
 }
 template <class K, class V, class Where>
-Append<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
-  return {kv.values(), kv.where(), at, head_dim};
+auto append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
+  return detail::append(kv.values(), kv.where(), at, head_dim);
 }
-template <class K, class V, class Where>
-AppendFound<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) {
-  return {append_keys(kv, at, head_dim), scales};
+template <class K, class V, class Where, class S>
+auto append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, S* scales) {
+  return detail::append(kv.keys(), kv.where(), at, head_dim, scales);
 }
-template <class K, class V, class Where>
-AppendFound<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim,
-                                    float* scales) {
-  return {append_values(kv, at, head_dim), scales};
+template <class K, class V, class Where, class S>
+auto append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, S* scales) {
+  return detail::append(kv.values(), kv.where(), at, head_dim, scales);
 }
 
 // The columns of a result to three sinks of any types, one after the other: those of queries, keys and values.

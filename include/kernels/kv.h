@@ -69,9 +69,11 @@ struct KvSlot {
 // ---- tensors -------------------------------------------------------------------------------------------------------
 
 // T: what p points to, const or not; Format: Int4 or Uint4 where p points to words, Nothing otherwise.
-template <class T, class Format = Nothing, class Scale = Nothing>
+template <class T, class Format_ = Nothing, class Scale_ = Nothing>
 class KvTensor {
  public:
+  using Format = Format_;
+  using Scale = Scale_;
   using Element = std::remove_const_t<T>;
   static constexpr bool words = !std::is_same<Format, Nothing>::value, writable = !std::is_const<T>::value;
   using Codes = std::conditional_t<words, Words<Format>, DirectLoad<Element, compute_t<Element>>>;

@@ -16,7 +16,13 @@
 // FAILS EACH_HEAD_TEE: each_head() reads its columns more than once
 // FAILS NORMED_HEADS_TEE: normed_heads() reads a head more than once
 // FAILS APPEND_TO_CONST: append: the view is made of pointers to const
+// FAILS APPEND_WORDS: append: 4-bit codes are written where scales are found, by copy() and row operations
+// FAILS APPEND_UINT4: append: Uint4 has no codes for what is below 0
+// FAILS APPEND_FOUND_FLOATS: append: scales are found for int8_t, float8_e4m3, float8_e5m2 and k::Int4
+// FAILS APPEND_NO_SCALES: append: the view has no scales
+// FAILS APPEND_OTHER_SCALES: append: the scales to be written are of another type than those that the view reads
 #include <kernels/append.h>
+#include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
 #include <kernels/cpu/norm_heads.h>
 #include <kernels/cpu/router.h>
@@ -24,13 +30,18 @@
 
 namespace k = kernels;
 
-k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, int32_t* numbers, int64_t n) {
+k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, int32_t* numbers, uint32_t* words,
+               int64_t n) {
   const auto in = k::load(p, n);
   const auto teed = in | k::tee(y, n);
   const auto out = k::store(y, n);
   const auto turned = k::rope(numbers, p, 16) | out;
   const k::HeadShape shape{n, 3, 16, 2};
-  (void)in, (void)teed, (void)turned, (void)codes, (void)shape;
+  const auto int4 = k::nhd<k::Int4>(words, 1, 2, 16).scales(p, 2, 2, 1);
+  const auto append = [&](const auto& side, const auto&... scales) {
+    return k::append_keys(k::dense_kv(side, side, 1), k::AppendAt(numbers), 16, scales...);
+  };
+  (void)in, (void)teed, (void)turned, (void)codes, (void)shape, (void)int4, (void)append;
 #if defined(ROUTE_POINTER)
   return k::cpu::route(cx, p, numbers, y, {n, 8, 2});
 #elif defined(ROUTE_SINK)
@@ -68,7 +79,18 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
 #elif defined(APPEND_TO_CONST)
   const auto kv = k::dense_kv(k::nhd(p, 1, 2, 16), k::nhd(y, 1, 2, 16), 1);
   return k::cpu::norm_heads(cx, in, k::append_keys(kv, k::AppendAt(numbers), 16), shape);
+#elif defined(APPEND_WORDS)
+  return k::cpu::norm_heads(cx, in, append(int4), shape);
+#elif defined(APPEND_UINT4)
+  return k::cpu::copy(cx, in, append(k::nhd<k::Uint4>(words, 1, 2, 16).scales(p, 2, 2, 1), y), n, n);
+#elif defined(APPEND_FOUND_FLOATS)
+  return k::cpu::copy(cx, in, append(k::nhd(y, 1, 2, 16).scales(p, 2, 2, 1), y), n, n);
+#elif defined(APPEND_NO_SCALES)
+  return k::cpu::copy(cx, in, append(k::nhd(codes, 1, 2, 16), y), n, n);
+#elif defined(APPEND_OTHER_SCALES)
+  return k::cpu::copy(cx, in, append(k::nhd(codes, 1, 2, 16).scales(p, 2, 2, 1), static_cast<k::half*>(nullptr)), n, n);
 #else
+  KERNELS_TRY(k::cpu::copy(cx, in, append(int4, y), n, n));
   KERNELS_TRY(k::cpu::route(cx, in, numbers, y, {n, 8, 2}));
   return k::cpu::norm_heads(cx, k::combined(in, numbers, p, 2), k::qkv(k::scale(2) | turned, 16, turned, 16, out, 16),
                             shape);
