@@ -11,7 +11,8 @@
 //   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many
 //       keys as the prompts: together and split, one call of attention() without and with a workspace; prompts,
 //       singles, by attention() and decode(): the parts
-// bf16-soft_cap and bf16-own_soft_cap: with that score, which a user wrote in the second.
+// bf16-soft_cap and bf16-own_soft_cap: with that score, which a user wrote in the second; bf16-alibi, bf16-window of
+// 1,024 keys, bf16-mask of bits and bf16-bias of halves: with these, which all heads and sequences share.
 // bench/attention_peers.py times bf16 in turns with PyTorch's kernels.
 #include <kernels/attention.cuh>
 
@@ -131,12 +132,25 @@ struct OwnSoftCap : k::Score {
     return logits;
   }
 };
-template <class S>
-void add_scored(const char* scored, Case c, const S& score) {
+// make(): the score. It is asked for when the case runs, as it may have memory of its own.
+template <class Make>
+void add_scored(const char* scored, Case c, const Make& make) {
   c.causal = true;
   benchmark::RegisterBenchmark(c.name(("bf16-" + std::string(scored)).c_str()).c_str(), [=](benchmark::State& state) {
-    run<k::bfloat16, k::bfloat16>(state, c, k::causal() & score);
+    run<k::bfloat16, k::bfloat16>(state, c, k::causal() & make());
   })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+}
+
+// A matrix for all sequences and heads, which stays.
+template <class T>
+const T* matrix(int64_t elements) {
+  static T* const p = [=] {
+    T* all = nullptr;
+    BENCH_CHECK(cudaMalloc(&all, size_t(elements) * sizeof(T)));
+    bench::fill(all, size_t(elements), 1);
+    return all;
+  }();
+  return p;
 }
 
 constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
@@ -266,8 +280,13 @@ int main(int argc, char** argv) {
   }
   for (const int64_t length : {1024, 8192}) {
     const Case c{128, 16, 16, length};
-    add_scored("soft_cap", c, k::soft_cap(30.f));
-    add_scored("own_soft_cap", c, OwnSoftCap(30.f));
+    constexpr int64_t most = 8192;
+    add_scored("soft_cap", c, [] { return k::soft_cap(30.f); });
+    add_scored("own_soft_cap", c, [] { return OwnSoftCap(30.f); });
+    add_scored("alibi", c, [] { return k::alibi(matrix<float>(16)); });
+    add_scored("window", c, [] { return k::window(1023, 0); });
+    add_scored("mask", c, [=] { return k::bitmask(matrix<uint32_t>(most * most / 32), length / 32, 0); });
+    add_scored("bias", c, [=] { return k::score_bias(matrix<k::half>(most * most), 0, 0, length); });
   }
   for (const int64_t queries : {64, 256, 320, 512}) {
     const std::string name = std::to_string(queries) + "on100000/causal/";
