@@ -136,5 +136,9 @@ auto quantize(T* q, int64_t ld, S* scales, int64_t scales_ld, int group) {
     return QuantizeGroups<T, S>(q, ld, scales, scales_ld, group);
   else return QuantizeGroups<int8_t, float>(nullptr, ld, nullptr, scales_ld, group);
 }
+template <class T>
+auto quantize(T* q, int64_t ld, std::nullptr_t, int64_t scales_ld, int group) {
+  return kernels::quantize(q, ld, static_cast<float*>(nullptr), scales_ld, group);
+}
 
 KERNELS_END

@@ -413,5 +413,9 @@ auto quantize(T* q, int64_t ld, S* scales) {
   if constexpr (detail::takes_codes<T>() && detail::takes_found_scales<S>()) return Quantize<T, S>(q, ld, scales);
   else return Quantize<int8_t>(nullptr, ld, nullptr);
 }
+template <class T>
+auto quantize(T* q, int64_t ld, std::nullptr_t) {
+  return kernels::quantize(q, ld, static_cast<float*>(nullptr));
+}
 
 KERNELS_END
