@@ -106,10 +106,10 @@ class Append : public Functor {
   // All but the scales.
   Status check_places(int64_t cols) const {
     KERNELS_TRY(at_.check());
-    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");
+    if (cols > UINT32_MAX) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
     if (Tensor::words && head_dim_ % 8 != 0) return invalid("append: heads of 4-bit codes are no whole words");
-    if (cols > std::numeric_limits<int32_t>::max()) return unsupported("append: more than 2^31 - 1 columns");
+    if (cols > INT32_MAX) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());
     KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
     KERNELS_TRY(where_.fits(tensor_.positions()));

@@ -56,8 +56,7 @@ inline Status check_workspace(const Workspace& workspace, size_t needed) {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                      const S& score, const Attention& options, bool& empty) {
-  KERNELS_TRY(
-      check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
+  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, INT32_MAX, empty).in("attention"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("attention"));
   KERNELS_TRY(ex.status());
   return check_largest_head<kDim>(shape, "attention: a head is larger than attention<...>() says");

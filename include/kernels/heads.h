@@ -51,7 +51,7 @@ class Heads {
 
   template <class T>
   Status check(int64_t rows, int64_t cols) const {
-    constexpr int64_t limit = std::numeric_limits<uint32_t>::max();
+    constexpr int64_t limit = UINT32_MAX;
     if (dim_ < 1 || cols % dim_ != 0) return invalid("heads: the columns are no whole heads of dim");
     if (token_stride_ < 0 || head_stride_ < 0 || batch_stride_ < 0) return invalid("heads: a stride is negative");
     if (batched_ && (batch_rows_ < 1 || rows % batch_rows_ != 0))
@@ -186,7 +186,7 @@ class EachHead : public Functor {
   int max_pack() const { return detail::pack_at(dim_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     if (dim_ < 1 || cols % dim_ != 0) return invalid("each_head: the columns are no whole heads of dim");
-    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("each_head: more than 2^32 - 1 columns");
+    if (cols > UINT32_MAX) return unsupported("each_head: more than 2^32 - 1 columns");
     return detail::check_of(source_, rows, dim_);
   }
   template <int N>
@@ -227,7 +227,7 @@ class NormedHeads : public Functor {
   int max_pack() const { return detail::pack_at(dim_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     if (dim_ < 1 || cols % dim_ != 0) return invalid("normed_heads: the columns are no whole heads of dim");
-    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("normed_heads: more than 2^32 - 1 columns");
+    if (cols > UINT32_MAX) return unsupported("normed_heads: more than 2^32 - 1 columns");
     if (!(eps_ >= 0)) return invalid("normed_heads: eps is negative or NaN");
     return detail::check_of(source_, rows, cols);
   }
@@ -309,7 +309,7 @@ Status check_norm_heads(const Options& options, const Source& in, const Sink& ou
   if (shape.normed < 0 || shape.normed > shape.heads)
     return invalid("norm_heads: normed is negative, or more than there are heads");
   if (shape.heads > (int64_t(1) << 30) / shape.dim) return unsupported("norm_heads: heads x dim exceeds 2^30");
-  if (shape.heads > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.heads)
+  if (shape.heads > 0 && shape.tokens > INT64_MAX / shape.heads)
     return invalid("norm_heads: tokens x heads exceeds 64 bits");
   KERNELS_TRY(options.check().in("norm_heads"));
   empty = shape.tokens == 0 || shape.heads == 0;

@@ -260,7 +260,7 @@ struct Pages {
   uint32_t size;
 };
 inline Pages pages(const int32_t* table, int64_t ld, int64_t size) {
-  return {table, ld, size > 0 && size <= std::numeric_limits<int32_t>::max() ? uint32_t(size) : 0};
+  return {table, ld, size > 0 && size <= INT32_MAX ? uint32_t(size) : 0};
 }
 
 struct Paged {

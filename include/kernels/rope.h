@@ -107,7 +107,7 @@ class Rope : public Functor {
     const char* const misaligned = "rope: the pointer to positions or frequencies is not aligned for its elements";
     KERNELS_TRY(detail::check_pointer(positions_, null, misaligned));
     KERNELS_TRY(detail::check_pointer(frequencies_, null, misaligned));
-    if (cols > std::numeric_limits<int32_t>::max()) return unsupported("rope: more than 2^31 - 1 columns");
+    if (cols > INT32_MAX) return unsupported("rope: more than 2^31 - 1 columns");
     if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0)
       return invalid("rope: columns are no whole heads of a multiple of 8");
     if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0)

@@ -52,9 +52,7 @@ struct SortPlan {
 
 // 0 up to 16,384 choices.
 inline size_t sort_workspace_bytes(const RouterShape& shape) {
-  if (shape.tokens < 1 || shape.top_k < 1 || shape.experts < 1 ||
-      shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k)
-    return 0;
+  if (shape.tokens < 1 || shape.top_k < 1 || shape.experts < 1 || shape.tokens > INT32_MAX / shape.top_k) return 0;
   const int64_t blocks = detail::SortPlan(shape.tokens * shape.top_k).blocks;
   return blocks > 1 ? size_t(blocks * shape.experts) * sizeof(int32_t) : 0;
 }

@@ -151,8 +151,7 @@ Status check_route(const Logits& logits, const int32_t* ids, const float* weight
                    const Router& options) {
   KERNELS_TRY(options.check(shape));
   if (shape.tokens == 0) return {};
-  if (shape.tokens > std::numeric_limits<int64_t>::max() / (4 * kMaxTopK))
-    return invalid("route: tokens x top_k exceeds 64 bits");
+  if (shape.tokens > INT64_MAX / (4 * kMaxTopK)) return invalid("route: tokens x top_k exceeds 64 bits");
   KERNELS_TRY(check_of(logits, shape.tokens, shape.experts).of("logits").in("route"));
   KERNELS_TRY(check_pointer(ids, "route: ids: the pointer is null",
                             "route: ids: the pointer is not aligned for 32-bit numbers"));
@@ -181,7 +180,7 @@ inline Status check_sort(const int32_t* ids, const ExpertOrder& to, const Router
     return invalid("sort_by_expert: the number of tokens is negative, or top_k less than 1");
   if (shape.experts < 1) return invalid("sort_by_expert: the number of experts is less than 1");
   if (shape.experts > kMaxExperts) return unsupported("sort_by_expert: there are more than 512 experts");
-  if (shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k)
+  if (shape.tokens > INT32_MAX / shape.top_k)
     return unsupported("sort_by_expert: there are more than 2^31 - 1 choices");
   KERNELS_TRY(check_pointer(to.offsets, "sort_by_expert: offsets: the pointer is null",
                             "sort_by_expert: offsets: the pointer is not aligned for 32-bit numbers"));
@@ -210,8 +209,7 @@ class Combined : public Functor {
   int max_pack() const { return detail::max_pack_of(source_); }
   Status check(int64_t rows, int64_t cols) const {
     if (top_k_ < 1) return invalid("combined: top_k is less than 1");
-    if (rows > std::numeric_limits<int32_t>::max() / top_k_)
-      return unsupported("combined: there are more than 2^31 - 1 choices");
+    if (rows > INT32_MAX / top_k_) return unsupported("combined: there are more than 2^31 - 1 choices");
     KERNELS_TRY(detail::check_pointer(places_, "combined: the pointer to the places is null",
                                       "combined: the pointer to the places is not aligned for 32-bit numbers"));
     KERNELS_TRY(detail::check_pointer(weights_, "combined: the pointer to the weights is null",

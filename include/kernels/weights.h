@@ -310,12 +310,11 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
   constexpr int64_t limit = int64_t(1) << 30;
   if (shape.k > limit) return unsupported("matmul: K exceeds 2^30");
-  if (shape.n > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N exceeds 2^31 - 1");
+  if (shape.n > INT32_MAX) return unsupported("matmul: N exceeds 2^31 - 1");
   if (groups.count < 0) return invalid("matmul: the number of groups is negative");
-  if (groups.count > std::numeric_limits<int32_t>::max())
-    return unsupported("matmul: there are more than 2^31 - 1 groups");
+  if (groups.count > INT32_MAX) return unsupported("matmul: there are more than 2^31 - 1 groups");
   if (shape.m == 0 || shape.n == 0 || groups.count == 0) return {};
-  const int64_t most = std::numeric_limits<int64_t>::max() / groups.count;
+  const int64_t most = INT64_MAX / groups.count;
   if (shape.n > most || (groups.offsets == nullptr && shape.m > most))
     return invalid("matmul: groups x M or groups x N exceeds 64 bits");
   const int64_t rows = groups.offsets == nullptr ? groups.count * shape.m : shape.m;

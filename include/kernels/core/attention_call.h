@@ -1,7 +1,7 @@
 // What every attention call, on the GPU and on the CPU, is told and checks before it does anything.
 #pragma once
 
-#include <limits>
+#include <cstdint>
 
 #include "arguments.h"
 #include "head_sizes.h"
@@ -137,7 +137,7 @@ template <class Q, class Kv, class Out, class S>
 Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                        const Attention& options, int64_t most_queries, bool& empty) {
   empty = true;
-  constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+  constexpr int64_t limit = INT32_MAX;
   if (shape.batch < 0 || shape.q_len < 0 || shape.tokens < 0) return invalid("batch, q_len or tokens is negative");
   if (shape.heads < 1 || shape.kv_heads < 1) return invalid("the number of heads is less than 1");
   if (shape.heads % shape.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
@@ -195,8 +195,7 @@ Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& s
   if (shape.parts < 0 || shape.tokens < 0) return invalid("parts or tokens is negative");
   if (shape.heads < 1 || shape.dim < 1) return invalid("heads or dim is less than 1");
   if (shape.heads > 65536 || shape.dim > 65536) return unsupported("heads or dim exceeds 65536");
-  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts)
-    return invalid("parts x tokens exceeds 64 bits");
+  if (shape.parts > 0 && shape.tokens > INT64_MAX / shape.parts) return invalid("parts x tokens exceeds 64 bits");
   KERNELS_TRY(options.check_merge(shape.heads));
   if (shape.tokens == 0) return {};
   KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim).of("o"));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "macros.h"
 
@@ -16,7 +15,7 @@ class Divisor {
   Divisor() = default;
   // d: 1 to 2^31 - 1; anything else counts as 1, for those who check it later.
   explicit Divisor(int64_t divisor) {
-    const uint32_t d = divisor < 1 || divisor > std::numeric_limits<int32_t>::max() ? 1 : uint32_t(divisor);
+    const uint32_t d = divisor < 1 || divisor > INT32_MAX ? 1 : uint32_t(divisor);
     int log2 = 0;
     while (uint32_t(1) << log2 < d) ++log2;
     // factor d exceeds 2^shift by at most d, and so n factor / 2^shift exceeds n / d by less than 1 / d.

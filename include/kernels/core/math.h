@@ -168,13 +168,13 @@ KERNELS_HD float tanh(float x) {
   // Near zero the exponential form cancels; a polynomial in x^2, fitted on [0, 0.3], takes over.
   const float a = magnitude(x);
   const float s = a * a;
-  float near = fma(s, 2.03540121e-2f, -5.38845679e-2f);
-  near = fma(s, near, 1.33331843e-1f);
-  near = fma(s, near, -3.33333329e-1f);
-  near = fma(s * a, near, a);
+  float inner = fma(s, 2.03540121e-2f, -5.38845679e-2f);
+  inner = fma(s, inner, 1.33331843e-1f);
+  inner = fma(s, inner, -3.33333329e-1f);
+  inner = fma(s * a, inner, a);
   const float e = exp(-2.f * a);
-  const float far = (1.f - e) * inverse(1.f + e);
-  return copy_sign(a < 0.3f ? near : far, x);
+  const float outer = (1.f - e) * inverse(1.f + e);
+  return copy_sign(a < 0.3f ? inner : outer, x);
 }
 KERNELS_HD double tanh(double x) { return ::tanh(x); }
 
@@ -189,25 +189,25 @@ KERNELS_HD float erf(float x) {
   // Below 1 a polynomial in x^2; from there to 4, where erf rounds to 1, 1 - exp(-polynomial). Both fitted minimax.
   const float a = magnitude(x);
   const float s = a * a;
-  float near = 7.88911952e-5f;
-  near = fma(near, s, -8.02084128e-4f);
-  near = fma(near, s, 5.18953534e-3f);
-  near = fma(near, s, -2.68544446e-2f);
-  near = fma(near, s, 1.12836002e-1f);
-  near = fma(near, s, -3.76126271e-1f);
-  near = fma(near, s, 1.28379166e-1f);
-  near = fma(near, a, a);
+  float inner = 7.88911952e-5f;
+  inner = fma(inner, s, -8.02084128e-4f);
+  inner = fma(inner, s, 5.18953534e-3f);
+  inner = fma(inner, s, -2.68544446e-2f);
+  inner = fma(inner, s, 1.12836002e-1f);
+  inner = fma(inner, s, -3.76126271e-1f);
+  inner = fma(inner, s, 1.28379166e-1f);
+  inner = fma(inner, a, a);
   const float t = a > 4.f ? 4.f : a;
-  float far = 1.69746007e-7f;
-  far = fma(far, t, 1.92627331e-5f);
-  far = fma(far, t, -4.26505389e-4f);
-  far = fma(far, t, 4.15377613e-3f);
-  far = fma(far, t, -2.51017614e-2f);
-  far = fma(far, t, 1.08278485e-1f);
-  far = fma(far, t, 6.33332848e-1f);
-  far = fma(far, t, 1.12952736f);
-  far = fma(far, t, -1.78124154e-4f);
-  return copy_sign(a < 1.f ? near : 1.f - exp(-far), x);
+  float outer = 1.69746007e-7f;
+  outer = fma(outer, t, 1.92627331e-5f);
+  outer = fma(outer, t, -4.26505389e-4f);
+  outer = fma(outer, t, 4.15377613e-3f);
+  outer = fma(outer, t, -2.51017614e-2f);
+  outer = fma(outer, t, 1.08278485e-1f);
+  outer = fma(outer, t, 6.33332848e-1f);
+  outer = fma(outer, t, 1.12952736f);
+  outer = fma(outer, t, -1.78124154e-4f);
+  return copy_sign(a < 1.f ? inner : 1.f - exp(-outer), x);
 #endif
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }

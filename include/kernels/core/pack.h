@@ -81,12 +81,13 @@ KERNELS_HD T greater(T a, T b) {
   return b > a ? b : a;
 }
 
+// In parentheses, so that macros of these names, which windows.h defines, leave them alone.
 template <class T, int N>
-KERNELS_HD Pack<T, N> min(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
+KERNELS_HD Pack<T, N>(min)(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
   return transform(a, [b](T x) { return lesser(x, b); });
 }
 template <class T, int N>
-KERNELS_HD Pack<T, N> max(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
+KERNELS_HD Pack<T, N>(max)(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
   return transform(a, [b](T x) { return greater(x, b); });
 }
 

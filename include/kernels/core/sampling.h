@@ -53,7 +53,7 @@ class RowValue {
   template <class A>
   static T narrow(A value) {
     if constexpr (std::is_integral<T>::value && std::is_signed<T>::value) {
-      const int64_t wide = int64_t(value), most = std::numeric_limits<T>::max();
+      const int64_t wide = int64_t(value), most = (std::numeric_limits<T>::max)();
       return wide > most ? T(most) : wide < -1 ? T(-1) : T(wide);
     } else {
       return static_cast<T>(value);

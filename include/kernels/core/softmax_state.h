@@ -57,7 +57,7 @@ struct SoftmaxState {
   template <class Lanes>
   static KERNELS_HD SoftmaxState gather(const SoftmaxState& s, const Lanes& lanes) {
     SoftmaxState all;
-    all.m = lanes.max(s.m);
+    all.m = (lanes.max)(s.m);
     all.l = lanes.sum(s.l * exp(s.m - all.reference()));
     return all;
   }

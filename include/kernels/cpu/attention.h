@@ -35,9 +35,8 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
-                                                   std::numeric_limits<int32_t>::max(), empty)
-                    .in("attention"));
+    KERNELS_TRY(
+        ::kernels::detail::check_attention(q, kv, out, shape, score, options, INT32_MAX, empty).in("attention"));
     KERNELS_TRY(::kernels::detail::check_largest_head<kDim>(
         shape, "attention: a head is larger than attention<...>() says"));
     KERNELS_TRY(cx.status());

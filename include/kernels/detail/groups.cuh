@@ -122,7 +122,7 @@ class GroupSink {
     }
     return out;
   }
-  __device__ __forceinline__ void gather(State& state) const { state.largest = lanes_.max(state.largest); }
+  __device__ __forceinline__ void gather(State& state) const { state.largest = (lanes_.max)(state.largest); }
   __device__ __forceinline__ void write_scale(const State& state, const Place& at) const {
     if (at.there && lanes_.rank() == 0) sink_end(out_).write_scale(state, at.row, at.index);
   }

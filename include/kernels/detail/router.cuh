@@ -49,7 +49,7 @@ struct RouteBody {
     float largest = -infinity<float>(), sum = 0;
     KERNELS_UNROLL
     for (int j = 0; j < kEach; ++j) largest = logits[j] > largest ? logits[j] : largest;
-    largest = lanes.max(largest);
+    largest = (lanes.max)(largest);
     if (options.softmax_of_all()) {
       KERNELS_UNROLL
       for (int j = 0; j < kEach; ++j) {
@@ -89,7 +89,7 @@ struct RouteBody {
     const bool mine = lane < p.top_k;
     float score = mine ? options.score(logit, largest, sum) : 0.f;
     if (options.chosen_alone()) {
-      const float highest = lanes.max(mine && score > -infinity<float>() ? score : -infinity<float>());
+      const float highest = (lanes.max)(mine && score > -infinity<float>() ? score : -infinity<float>());
       const float part = mine ? Router::risen(score, highest) : 0.f;
       score = Router::share(part, lanes.sum(part));
     }
@@ -126,8 +126,8 @@ struct RouteBody {
       KERNELS_UNROLL
       for (int j = 0; j < kEach; ++j) {
         if (!is_in(j, g * size)) continue;
-        second = ::max(second, ::min(first, ranks[j]));
-        first = ::max(first, ranks[j]);
+        second = greater(second, lesser(first, ranks[j]));
+        first = greater(first, ranks[j]);
       }
       uint32_t score = __reduce_max_sync(kAll, first);
       if (p.options.by_two()) {

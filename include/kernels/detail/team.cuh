@@ -45,7 +45,7 @@ class Lanes {
     return exchange(value, [](const V& a, const V& b) { return a + b; });
   }
   template <class V>
-  __device__ __forceinline__ V max(const V& value) const {
+  __device__ __forceinline__ V(max)(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return greater(a, b); });
   }
   // Sums of several values at once, a power of two of them; a lane gets that of value number rank() / (32 / kValues).
@@ -209,16 +209,16 @@ class BlockTeam {
  private:
   // Every warp does the same work on the same states, and gets the same result.
   template <class State, class Op, class C>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count,
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*states)[kBytes], int count,
                                                  const Count<C>* total) {
-    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(total))
-                      : gather_lanes<State>(op, slots, count, PartLanes<C>(total));
+    return count <= 4 ? gather_lanes<State>(op, states, count, PartLanes<C, 4>(total))
+                      : gather_lanes<State>(op, states, count, PartLanes<C>(total));
   }
   template <class State, class Op, class L>
-  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count,
+  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*states)[kBytes], int count,
                                                        const L& lanes) {
     State state;
-    if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
+    if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(states[lanes.rank()], 8), sizeof(State));
     return op.gather(state, lanes);
   }
 

@@ -99,7 +99,7 @@ class Gathered : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     if (top_k_ < 1) return invalid("gathered: top_k is less than 1");
-    if (top_k_ > std::numeric_limits<int32_t>::max()) return invalid("gathered: top_k exceeds 2^31 - 1");
+    if (top_k_ > INT32_MAX) return invalid("gathered: top_k exceeds 2^31 - 1");
     KERNELS_TRY(detail::check_pointer(order_, "gathered: the pointer to the order is null",
                                       "gathered: the pointer to the order is not aligned for 32-bit numbers"));
     return detail::check_of(source_, (rows + top_k_ - 1) / top_k_, cols);

@@ -63,8 +63,7 @@ class ColumnsFrom : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::pack_at(first_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
-    if (first_ < 0 || cols > std::numeric_limits<int64_t>::max() - first_)
-      return invalid("columns: the first column is negative, or too large");
+    if (first_ < 0 || cols > INT64_MAX - first_) return invalid("columns: the first column is negative, or too large");
     return detail::check_of(source_, rows, first_ + cols);
   }
   template <int N>
@@ -244,11 +243,11 @@ struct Sections {
 };
 
 // From part, count, part, count ...
-template <class Part, size_t... I, class... All>
-Sections<Part, int(sizeof...(I))> sections_of(std::index_sequence<I...>, const std::tuple<All...>& all) {
-  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...},
-                                        {0, static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
-  for (size_t i = 1; i <= sizeof...(I); ++i) out.bounds[i] += out.bounds[i - 1];
+template <class Part, size_t... kIndex, class... All>
+Sections<Part, int(sizeof...(kIndex))> sections_of(std::index_sequence<kIndex...>, const std::tuple<All...>& all) {
+  Sections<Part, int(sizeof...(kIndex))> out{{std::get<2 * kIndex>(all)...},
+                                             {0, static_cast<int64_t>(std::get<2 * kIndex + 1>(all))...}};
+  for (size_t i = 1; i <= sizeof...(kIndex); ++i) out.bounds[i] += out.bounds[i - 1];
   return out;
 }
 template <class... All>
@@ -258,9 +257,9 @@ auto sections_of(const All&... all) {
 }
 
 // Whether the parts of (part, count, part, count ...) can be of one type.
-template <class Part, class... All, size_t... I>
-constexpr bool of_one_type(std::index_sequence<I...>) {
-  return (std::is_convertible<std::tuple_element_t<2 * I, std::tuple<All...>>, Part>::value && ...);
+template <class Part, class... All, size_t... kIndex>
+constexpr bool of_one_type(std::index_sequence<kIndex...>) {
+  return (std::is_convertible<std::tuple_element_t<2 * kIndex, std::tuple<All...>>, Part>::value && ...);
 }
 template <class Part, class... All>
 constexpr bool of_one_type() {

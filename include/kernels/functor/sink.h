@@ -372,7 +372,9 @@ class Quantize : public Functor {
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const { s.take(v); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const {
+    return {(lanes.max)(s.largest)};
+  }
 
   KERNELS_HD float finish(const State& s) const { return s.finish(); }
   KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }

@@ -1,7 +1,7 @@
 // Sources: where values come from. load(p, ld)  row(p)  per_row(p)  cycle(source, period)
 #pragma once
 
-#include <limits>
+#include <cstdint>
 
 #include "../core/concepts.h"
 #include "../core/memory.h"
@@ -29,7 +29,7 @@ constexpr int64_t kOneRow = -(int64_t(1) << 56);
 // rows and cols are not negative here.
 template <class T>
 bool rows_overflow(int64_t rows, int64_t ld) {
-  const int64_t limit = std::numeric_limits<int64_t>::max() / int64_t(sizeof(T));
+  const int64_t limit = INT64_MAX / int64_t(sizeof(T));
   return ld > 0 && rows > limit / ld;
 }
 

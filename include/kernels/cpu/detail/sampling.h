@@ -211,7 +211,7 @@ class SampleRow {
   SampleRoom& room_;
   SampleBlock block_;
   const int32_t* previous_ = nullptr;
-  int64_t listed_ = 0, counted_ = std::numeric_limits<int64_t>::max() / 2;
+  int64_t listed_ = 0, counted_ = INT64_MAX / 2;
 };
 
 // Every row of a problem, shared among threads.

@@ -19,8 +19,9 @@ class DecodeRing {
   static_assert(kSlot % 128 == 0 && Keys::kBytes % 128 == 0, "DecodeSide permutes chunks within 128 bytes");
 
   // scales: if there are some, floats of each slot for each tile: of its keys, head by head, then of its values.
-  __device__ __forceinline__ DecodeRing(const P& p, const unsigned char* slots, float* scales, const Cursor& cursor)
-      : p_(p), kept_(scales), slots_(arch::shared_address(slots)), ahead_(cursor) {}
+  __device__ __forceinline__ DecodeRing(const P& p, const unsigned char* first_slot, float* scales,
+                                        const Cursor& cursor)
+      : p_(p), kept_(scales), slots_(arch::shared_address(first_slot)), ahead_(cursor) {}
 
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
   // Brings as many of the first keys and values as are old, before the kernel ahead has ended. Returns how many times

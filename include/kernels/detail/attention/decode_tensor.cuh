@@ -215,8 +215,8 @@ class TensorRows {
   // The slot that was worked on last is free until the next is brought: there a warp's sums go.
   __device__ __forceinline__ int free_slot() const { return slot_ == 0 ? kStages - 1 : slot_ - 1; }
   static __device__ __forceinline__ int* sums_slot(int warp) {
-    __shared__ int slots[Steps::warps];
-    return slots + warp;
+    __shared__ int of_warps[Steps::warps];
+    return of_warps + warp;
   }
   __device__ __forceinline__ float* sums_at(int warp) const {
     return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp)));

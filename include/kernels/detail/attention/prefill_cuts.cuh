@@ -52,7 +52,7 @@ struct PrefillCuts {
       : once(on_each * device.sm_count),
         twice(kOnEach * device.sm_count),
         fixed(options.fixed_splits()),
-        most_tiles(std::numeric_limits<int>::max()),
+        most_tiles(INT32_MAX),
         shared(share && fixed == 0) {
     if (options.expected_keys() > 0)
       most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));

@@ -88,7 +88,7 @@ struct PrefillGrid {
   unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
   FastDivision section_heads{}, section_rounds{};  // and in how many rounds
   unsigned at_once;       // how many blocks run at the same time
-  int64_t most_blocks = std::numeric_limits<int64_t>::max();
+  int64_t most_blocks = INT64_MAX;
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
   PrefillCuts cuts;
 
@@ -275,7 +275,7 @@ struct PrefillGrid {
         group(shape.group()),
         at_once(unsigned(how.once)),
         cuts(how) {
-    constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+    constexpr int64_t limit = INT32_MAX;
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
     tiles_in_all = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch
                        ? 0

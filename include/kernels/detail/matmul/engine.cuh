@@ -456,7 +456,7 @@ class ProductEngine {
     how.threads = groups * Few::kThreads;
     how.shared = size_t(
         greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
-    if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
+    if (blocks > INT32_MAX) return unsupported("matmul: N is too large for this path");
     how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
     return launch<Few>(ex_, how, params);
   }
@@ -721,7 +721,7 @@ class ProductEngine {
 
   template <class Body>
   Status start_tiles(Launch how, int64_t blocks, const typename Body::Params& params) const {
-    if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: M x N has more than 2^31 tiles");
+    if (blocks > INT32_MAX) return unsupported("matmul: M x N has more than 2^31 tiles");
     how.threads = Body::max_threads;
     how.grid.x = unsigned(blocks);
     return launch<Body>(ex_, how, params);

@@ -19,7 +19,7 @@
 // their ranks.
 #pragma once
 
-#include <limits>
+#include <cstdint>
 
 #include "../fast_division.cuh"
 #include "coded_operand.cuh"
@@ -62,8 +62,7 @@ class TileOrder {
   };
   // For fewer than 2^31 tiles: more are refused before anybody asks.
   TileOrder(int64_t token_tiles, int64_t output_tiles)
-      : of_band_(lesser<int64_t>(std::numeric_limits<int32_t>::max(),
-                                 lesser<int64_t>(kBand, token_tiles) * output_tiles)),
+      : of_band_(lesser<int64_t>(INT32_MAX, lesser<int64_t>(kBand, token_tiles) * output_tiles)),
         last_height_(greater<int64_t>(1, token_tiles % kBand)),
         whole_bands_(unsigned(token_tiles / kBand)) {}
   __device__ __forceinline__ Place place(unsigned tile) const {

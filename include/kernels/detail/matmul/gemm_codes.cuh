@@ -264,7 +264,7 @@ struct CodedGemmBody {
     constexpr int kPack = Coded<Gate>::pack;
     const auto* const from = coded_row(weights, 0).codes;
     const int64_t stride = coded_row(weights, 1).codes - from, rows = p.groups.count * p.n;
-    if (stride == 0 || rows > std::numeric_limits<int32_t>::max()) return false;
+    if (stride == 0 || rows > INT32_MAX) return false;
     return make_tensor_map(ex, {from, 1, (p.k * 16 + kPack - 1) / kPack, rows, 1, 1, stride, 0, 0}, kOutputs, map);
   }
 

@@ -2,7 +2,7 @@
 // by the TMA unit, too, or by threads that do nothing else.
 #pragma once
 
-#include <limits>
+#include <cstdint>
 
 #include "../tensor_map.cuh"
 #include "product.cuh"
@@ -40,7 +40,7 @@ struct InputMaps {
     if constexpr (possible) {
       const bool sizes_known = p.groups.offsets == nullptr;
       const int64_t rows = sizes_known ? p.m * p.groups.count : p.m, stride = p.x.at(1, 0) - p.x.at(0, 0);
-      if (stride == 0 || rows > std::numeric_limits<int32_t>::max()) return;
+      if (stride == 0 || rows > INT32_MAX) return;
       const MappedRows tensor{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
       last_tokens = !sizes_known ? 16 : p.m % tokens == 0 ? tokens : int(p.m % tokens);
       made = make_tensor_map(ex, tensor, tokens, whole) && make_tensor_map(ex, tensor, last_tokens, last);

@@ -6,7 +6,7 @@
 // they are in memory, as do those of tiles of 64 rows.
 #pragma once
 
-#include <limits>
+#include <cstdint>
 
 #include "../tensor_map.cuh"
 #include "product.cuh"
@@ -72,7 +72,7 @@ struct RowMaps {
   template <class S>
   static bool make(const Exec& ex, const P& p, const S& weights, bool slabs, arch::TensorMap& map) {
     const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
-    if (rows > std::numeric_limits<int32_t>::max()) return false;
+    if (rows > INT32_MAX) return false;
     if (woven && slabs && rows >= 32)
       return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
     return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
@@ -116,7 +116,7 @@ struct StackMaps {
   int begins[kParts], slabs[kParts];  // a part's first row, and the slabs of each of its heads
 
   bool make(const Exec& ex, const P& p) {
-    if (p.groups.several() || p.n > std::numeric_limits<int32_t>::max()) return false;
+    if (p.groups.several() || p.n > INT32_MAX) return false;
     int64_t begin = 0;
     for (int i = 0; i < kParts; ++i) {
       const PartOfRows part = part_of(p.w, i, p.n);

@@ -53,7 +53,7 @@ Status round_rows(const Exec& ex, const S& source, T* to, int64_t rows, int64_t 
   const auto start = [&](auto width) {
     using Body = RoundBody<S, T, decltype(width)::value>;
     const int64_t parts = (cols - 1) / Body::kPartCols + 1;
-    if (rows > std::numeric_limits<int32_t>::max() / parts)
+    if (rows > INT32_MAX / parts)
       return unsupported("matmul: there are too many rows for operands that are rounded once");
     Launch how;
     how.threads = Body::max_threads;

@@ -176,7 +176,7 @@ class Gemm {
     const Team team = all.for_work(0, double(shape_.m) * double(shape_.n) * double(shape_.k) * kMatrices);
     const int64_t tile_rows = tiles(shape_.m, T::rows), tile_cols = tiles(shape_.n, T::cols);
     int across = 1;
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t least = INT64_MAX;
     for (int i = 1; i <= lesser<int64_t>(team.threads, tile_cols); ++i) {
       const int64_t largest = tiles(tile_cols, i) * tiles(tile_rows, team.threads / i);
       if (largest <= least) least = largest, across = i;
