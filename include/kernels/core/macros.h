@@ -151,6 +151,21 @@
                  KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME, \
                  KERNELS_THREADS_NAME)
 
+// -ffast-math lets a compiler reorder sums. clang does not in a function that begins with KERNELS_SUMS_IN_ORDER; for
+// others KERNELS_REORDERS_SUMS says whether they may. Old versions of GCC tell only that there is some flag of the
+// kind.
+#if defined(__clang__) && __clang_major__ >= 12 && !defined(__CUDACC__)
+#define KERNELS_SUMS_IN_ORDER _Pragma("clang fp reassociate(off)")
+#define KERNELS_REORDERS_SUMS 0
+#else
+#define KERNELS_SUMS_IN_ORDER
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__GCC_IEC_559) && __GCC_IEC_559 == 0)
+#define KERNELS_REORDERS_SUMS 1
+#else
+#define KERNELS_REORDERS_SUMS 0
+#endif
+#endif
+
 // Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through
 // memory: a product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a
 // macro, so it comes last.

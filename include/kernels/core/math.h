@@ -44,13 +44,26 @@ KERNELS_HD double fma(double a, double b, double c) {
 
 namespace detail {
 
+// shifted - shift: shifted is a sum with shift that is of [power, 2 power), where floats are whole numbers. A compiler
+// that reorders sums (-ffast-math) would take the difference for what was added, before it was rounded. It does not
+// know that shifted has all bits of power.
+template <class Code, class T>
+KERNELS_HD T without_shift(T shifted, T shift, [[maybe_unused]] T power) {
+  KERNELS_SUMS_IN_ORDER
+#if KERNELS_REORDERS_SUMS && !defined(KERNELS_DEVICE_CODE)
+  shifted = bit_cast<T>(bit_cast<Code>(shifted) | bit_cast<Code>(power));
+#endif
+  return shifted - shift;
+}
+
 // For the host. T is float and Code uint32_t, or both are vectors of these; comparisons are written so that NaN passes
 // through. exp(x) = 2^n exp(r), |r| <= ln2 / 2: the result is exp(r) - 1, and code the bits of 1.5 2^23 + n.
 template <class T, class Code>
 KERNELS_HD T exp_reduced(T x, Code& code) {
-  const T shifted = x * 1.44269504f + 12582912.f;
-  const T n = shifted - 12582912.f;
+  KERNELS_SUMS_IN_ORDER
+  const T shift = T{} + 12582912.f, shifted = x * 1.44269504f + shift;
   code = bit_cast<Code>(shifted);
+  const T n = without_shift<Code>(shifted, shift, T{} + 0x1p23f);
   T r = n * -0.693359375f + x;
   r = n * 2.12194440e-4f + r;
   T p = r * 1.99076145e-4f + 1.39336793e-3f;
@@ -232,10 +245,12 @@ KERNELS_HD double normal_tail(double a) { return 0.5 * ::erfc(a * 0.707106781186
 
 // Sine and cosine, good to 2 units of 2^-24 for |x| up to 2^30: the quarter turns are taken off in double.
 KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
+  KERNELS_SUMS_IN_ORDER
   constexpr double shift = 6755399441055744.0;  // 1.5 2^52
   const double shifted = double(x) * 0.63661977236758134 + shift;
   const uint32_t quarter = static_cast<uint32_t>(bit_cast<uint64_t>(shifted));
-  const float r = static_cast<float>(double(x) - (shifted - shift) * 1.5707963267948966), s = r * r;
+  const double turns = detail::without_shift<uint64_t>(shifted, shift, 0x1p52);
+  const float r = static_cast<float>(double(x) - turns * 1.5707963267948966), s = r * r;
   const float odd = ((-1.9515295891e-4f * s + 8.3321608736e-3f) * s - 1.6666654611e-1f) * s * r + r;
   const float even =
       ((2.443315711809948e-5f * s - 1.388731625493765e-3f) * s + 4.166664568298827e-2f) * (s * s) - 0.5f * s + 1.f;
