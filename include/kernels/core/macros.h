@@ -72,11 +72,11 @@
 #endif
 
 // Everything stands in an inline namespace that is named after what its code depends on: the version, the storage
-// types, the instruction set that the host's code may use, whether there may be NaN and infinities (not with
-// -ffast-math), and whose threads it runs on. Files that are compiled with different flags then keep their own code in
-// one program, whatever the linker does with inline functions, and choose between them as it runs
-// (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets: their functions are
-// always inlined. Whatever else is handed from one such file to another should be of plain types.
+// types, the instruction set that the host's code may use, how freely the compiler may calculate (-ffast-math and its
+// parts, as far as the compiler's macros tell), and whose threads it runs on. Files that are compiled with different
+// flags then keep their own code in one program, whatever the linker does with inline functions, and choose between
+// them as it runs (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets:
+// their functions are always inlined. Whatever else is handed from one such file to another should be of plain types.
 #if KERNELS_CUDA_TYPES
 #define KERNELS_ABI v0_1_cuda
 #else
@@ -134,21 +134,47 @@
 #else
 #define KERNELS_ISA_VNNI
 #endif
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0)
+#if defined(__FAST_MATH__)
 #define KERNELS_MATH_NAME _fast
+#elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0
+#define KERNELS_MATH_NAME _finite
+#elif defined(__GCC_IEC_559) && __GCC_IEC_559 == 0  // old versions of GCC have this one macro for what follows
+#define KERNELS_MATH_NAME _loose
 #else
 #define KERNELS_MATH_NAME
+#endif
+#if defined(__ASSOCIATIVE_MATH__)
+#define KERNELS_MATH_ASSOCIATIVE _associative
+#else
+#define KERNELS_MATH_ASSOCIATIVE
+#endif
+#if defined(__RECIPROCAL_MATH__)
+#define KERNELS_MATH_RECIPROCAL _reciprocal
+#else
+#define KERNELS_MATH_RECIPROCAL
+#endif
+#if defined(__NO_SIGNED_ZEROS__)
+#define KERNELS_MATH_ZEROS _unsigned_zeros
+#else
+#define KERNELS_MATH_ZEROS
+#endif
+#if defined(__ROUNDING_MATH__)
+#define KERNELS_MATH_ROUNDING _rounding
+#else
+#define KERNELS_MATH_ROUNDING
 #endif
 #if defined(_OPENMP)
 #define KERNELS_THREADS_NAME _omp
 #else
 #define KERNELS_THREADS_NAME
 #endif
-#define KERNELS_JOIN11_(a, b, c, d, e, f, g, h, i, j, k) a##b##c##d##e##f##g##h##i##j##k
-#define KERNELS_JOIN11(a, b, c, d, e, f, g, h, i, j, k) KERNELS_JOIN11_(a, b, c, d, e, f, g, h, i, j, k)
-#define KERNELS_ISA                                                                                     \
-  KERNELS_JOIN11(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, \
-                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME, \
+#define KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) a##b##c##d##e##f##g##h##i##j##k##l##m##n##o
+#define KERNELS_JOIN15(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) \
+  KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+#define KERNELS_ISA                                                                                            \
+  KERNELS_JOIN15(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,        \
+                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME,        \
+                 KERNELS_MATH_ASSOCIATIVE, KERNELS_MATH_RECIPROCAL, KERNELS_MATH_ZEROS, KERNELS_MATH_ROUNDING, \
                  KERNELS_THREADS_NAME)
 
 // -ffast-math lets a compiler reorder sums. clang does not in a function that begins with KERNELS_SUMS_IN_ORDER; for
