@@ -75,6 +75,18 @@ TEST_CASE("lists of more tokens than a block has room for, on the GPU") {
   CHECK_TALLY(t);
 }
 
+// As many different tokens as there is room for, and one more; the lists say some of them twice.
+TEST_CASE("lists of just as many tokens as a block has room for, on the GPU") {
+  Tally t;
+  Stream stream;
+  for (const int multiprocessors : {4, 0}) {
+    for (const int64_t different : {3071, 3072, 3073})
+      check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0, different + 20, different}, listed_rules(),
+                                         OnDevice{stream, multiprocessors});
+  }
+  CHECK_TALLY(t);
+}
+
 // More tokens than a list has bits for, so that others share these, and clusters of 16 and 8 blocks.
 TEST_CASE("listed tokens of a large vocabulary, on the GPU") {
   Tally t;

@@ -3,6 +3,10 @@
 #include "support/gpu_decode.cuh"
 #include "support/gpu_products.cuh"
 
+#include <kernels/sampling.cuh>
+
+#include "support/sampling.h"
+
 using namespace test;
 
 namespace {
@@ -232,4 +236,24 @@ TEST_CASE("small shared memory: rows") {
       }
     }
   }
+}
+
+TEST_CASE("small shared memory: sampling") {
+  Tally t;
+  for (const int shared : kSizes) {
+    Stream stream;
+    for (const int64_t n : {1000, 32000, 128256}) {
+      check_samples<DeviceMemory, float>(
+          t, {8, n}, sample_rules(),
+          [&](const auto& logits, auto* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options) {
+            k::Status status;
+            const size_t took = shared_of(stream, [&] {
+              status = k::sample(exec_with(stream, shared), logits, tokens, rows, vocabulary, options);
+            });
+            t.expect(took > 0 && took <= size_t(shared), "%d tokens took %d bytes of %d", int(n), int(took), shared);
+            return status;
+          });
+    }
+  }
+  CHECK_TALLY(t);
 }

@@ -207,6 +207,8 @@ inline float logit(Logits kind, Random& random, int64_t i) {
 struct SampleShape {
   int64_t rows, vocabulary;
   int64_t gap = 0, shift = 0, listed = 70;  // tokens that occurred, at most
+  // So many different ones of them in each list that is not empty; at least 10 less than are listed. Or any number.
+  int64_t different = 0;
 };
 
 // Calls run(source, tokens, rows, vocabulary, options) for rows of every kind, and compares tokens and statuses with
@@ -225,7 +227,11 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
     for (int64_t i = 0; i < words; ++i)
       allowed.set(r, i, uint32_t(random.bits()) | (r % 2 == 0 ? uint32_t(random.bits()) : 0u));
     for (int64_t i = 0; i < n; ++i) counts.set(r, i, random.below(10) == 0 ? int32_t(random.below(4)) : 0);
-    for (int64_t i = 0; i < most; ++i) previous.set(r, i, int32_t(random.below(i % 3 == 0 ? n : 1 + n / 8)));
+    for (int64_t i = 0; i < most; ++i) {
+      previous.set(r, i,
+                   int32_t(shape.different > 0 ? (i % shape.different * 7919 + r) % n  // of a prime's multiples
+                                               : random.below(i % 3 == 0 ? n : 1 + n / 8)));
+    }
     if (r % 2 == 0) previous.set(r, 3, -1), previous.set(r, 5, int32_t(n));  // no tokens
     lengths.set(0, r, int32_t(r % 4 == 3 ? 0 : most - r % 5));
   }
