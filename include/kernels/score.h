@@ -23,8 +23,9 @@
 //       for keys at.key to at.key + N - 1, all of them below at.kv_len
 //   KERNELS_HD bool visible(const k::ScoreAt& at) const;
 //   KERNELS_HD uint32_t visible_keys(const k::ScoreAt& at) const;
-//       bit i: whether key at.key + i is; of keys from at.kv_len on any bit. Beside visible(), for whoever has many
-//       queries: a mask of bits in memory is read once for 32 keys
+//       bit i: whether key at.key + i is, for any at.key, also one from at.kv_len on; of keys from there on any bit,
+//       and nothing is to be read for them. Always beside visible(), for whoever has many queries: a mask of bits in
+//       memory is read once for 32 keys
 //   KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const;
 //       keys outside are invisible to all of these queries, and are not even read
 //   KERNELS_HD float sink(int64_t head) const;
@@ -378,6 +379,15 @@ struct Acts {
 };
 template <class A, class B>
 struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && Acts<B>::value; };
+// Whether keys are denied to all who ask, and not only to those who ask for 32 at a time.
+template <class S>
+struct MasksAlike {
+  static constexpr bool value = Masks<S>::value || !MasksRuns<S>::value;
+};
+template <class A, class B>
+struct MasksAlike<ScorePair<A, B>> {
+  static constexpr bool value = MasksAlike<A>::value && MasksAlike<B>::value;
+};
 
 template <class S>
 constexpr bool takes_score() {
@@ -394,7 +404,10 @@ constexpr bool takes_score() {
   static_assert(
       !score || Acts<S>::value,
       "a score that would mask and change nothing: its transform, visible, kv_range or sink must be const and as score.h writes them");
-  return score && Acts<S>::value;
+  static_assert(
+      MasksAlike<S>::value,
+      "a score with visible_keys() and without visible(): a single query, and the CPU, ask for one key at a time");
+  return score && Acts<S>::value && MasksAlike<S>::value;
 }
 
 // What a call says that leaves the score out.

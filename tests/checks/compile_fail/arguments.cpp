@@ -50,6 +50,7 @@
 // FAILS ATTENTION_EMPTY: there must be a score here
 // FAILS ATTENTION_MISSPELLED: its transform, visible, kv_range or sink must be const
 // FAILS ATTENTION_MISSPELLED_PART: its transform, visible, kv_range or sink must be const
+// FAILS ATTENTION_MASKED_IN_RUNS: a score with visible_keys() and without visible()
 // FAILS ATTENTION_MAP: a map where there must be a score
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS ATTENTION_ROW_MAP_AND: k::causal() & k::soft_cap(30)
@@ -90,6 +91,10 @@ struct Counting : k::Elementwise<Counting> {
 struct Nameless : k::Elementwise<Nameless> {};
 struct Misspelled : k::Score {
   bool visible(const k::ScoreAt& at) { return at.key == 0; }
+};
+struct InRuns : k::Score {
+  uint32_t visible_keys(const k::ScoreAt&) const { return 1; }
+  float sink(int64_t) const { return 0; }
 };
 struct Own : k::Score {
   bool visible(const k::ScoreAt& at) const { return at.key == 0; }
@@ -212,6 +217,8 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::attention(cx, in, kv, out, shape, Misspelled{});
 #elif defined(ATTENTION_MISSPELLED_PART)
   return k::cpu::attention(cx, in, kv, out, shape, k::causal() & Misspelled{});
+#elif defined(ATTENTION_MASKED_IN_RUNS)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal() & InRuns{});
 #elif defined(ATTENTION_MAP)
   return k::cpu::attention(cx, in, kv, out, shape, k::scale(2));
 #elif defined(ATTENTION_PIPE)

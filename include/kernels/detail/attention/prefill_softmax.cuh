@@ -47,7 +47,7 @@ struct PrefillWork {
   };
 
   // Of masks that lie in memory: a bit for each key of a tile, from the first one of a lane on.
-  struct Masks {
+  struct MaskWords {
     static constexpr int kRuns = (kKeys + 31) / 32;
     uint32_t visible[kTiles][2][kRuns];
   };
@@ -56,14 +56,14 @@ struct PrefillWork {
     if constexpr (!score_masks_runs<S>) {
       return Nothing();
     } else {
-      Masks masks;
+      MaskWords masks;
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           ScoreAt at = score_at(rows, row(i, half));
           KERNELS_UNROLL
-          for (int run = 0; run < Masks::kRuns; ++run) {
+          for (int run = 0; run < MaskWords::kRuns; ++run) {
             at.key = pos + run * 32;
             masks.visible[i][half][run] = keys_visible(p.score, at) >> (threadIdx.x % 4 * 2);
           }
@@ -130,7 +130,7 @@ struct PrefillWork {
       }
     }
   }
-  // The first key and a row, or the last that there is.
+  // Key 0 and this row; of rows behind the last one, that.
   static __device__ __forceinline__ ScoreAt score_at(const PrefillRows& rows, int row) {
     const auto place = rows.place(lesser(row, rows.count - 1));
     return {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
