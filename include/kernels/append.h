@@ -106,7 +106,6 @@ class Append : public Functor {
   // All but the scales.
   Status check_places(int64_t cols) const {
     KERNELS_TRY(at_.check());
-    if (cols > UINT32_MAX) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
     if (Tensor::words && head_dim_ % 8 != 0) return invalid("append: heads of 4-bit codes are no whole words");
     if (cols > INT32_MAX) return unsupported("append: more than 2^31 - 1 columns");
@@ -175,8 +174,8 @@ class Append : public Functor {
 
 namespace detail {
 
-// The value of largest size that is the first of these, as pack_int4() has it: it becomes -8, which has no positive
-// counterpart.
+// The value that is largest in magnitude, with its sign, and of equal ones the first, as pack_int4() has it: it becomes
+// -8, which has no positive counterpart.
 template <class S>
 struct LargestSeen<Int4, S> {
   uint64_t largest = 0;  // its size, as the bits of a float; how far it is before column 2^31 - 1; its sign
@@ -243,8 +242,7 @@ class AppendFound : public Functor {
     KERNELS_TRY(to_.check_places(cols));
     if (static_cast<const void*>(scales_) != static_cast<const void*>(to_.tensor().scale_data()))
       return invalid("append: the scales to be written are not those that the view reads");
-    if (!to_.tensor().scales_positions()) return invalid("append: the view has no scale for each position to be found");
-    return {};
+    return to_.tensor().check_own_scales(cols / group_, !std::is_same<Where, Dense>::value);
   }
 
   using State = detail::LargestSeen<Code, Scale>;

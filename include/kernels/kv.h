@@ -160,6 +160,18 @@ class KvTensor {
     return {};
   }
 
+  // Of who finds the scales and writes them: heads and positions that share one would take it from each other.
+  Status check_own_scales(int64_t heads, bool many_blocks) const {
+    if (!scales_positions()) return invalid("append: the view has no scale for each position to be found");
+    if (scale_strides_[1] == 0 && extent_.positions != 1)
+      return invalid("append: the positions of a block share a scale, where each is to have its own");
+    if (scale_strides_[2] == 0 && heads > 1)
+      return invalid("append: the heads share a scale, where each is to have its own");
+    if (scale_strides_[0] == 0 && many_blocks)
+      return invalid("append: the pages share scales, where each is to have its own");
+    return {};
+  }
+
   void set_scales(const Scale* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) {
     scales_ = p;
     scale_strides_[0] = block_stride, scale_strides_[1] = pos_stride, scale_strides_[2] = head_stride;
