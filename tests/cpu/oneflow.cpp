@@ -2,6 +2,7 @@
 #include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/rmsnorm.h>
 #include <kernels/cpu/softmax.h>
+#include <kernels/quantize.h>
 
 #include "support/oneflow_cases.h"
 #include "support/tally.h"
@@ -113,15 +114,21 @@ void count(size_t widest, std::initializer_list<int64_t> all_cols) {
   Tally t;
   for (const int64_t cols : all_cols) {
     const int64_t rows = 5;
-    std::vector<std::atomic<int>> loads(static_cast<size_t>(rows * cols));
-    std::atomic<int> wide{0};
-    Guarded<float> y(rows, cols, cols);
-    Load load;
-    load.loads = &loads, load.wide = &wide, load.row_size = cols, load.most = widest;
-    const k::Status status = k::cpu::softmax(cpu.cx, load, k::store(y.data(), cols), rows, cols);
-    t.expect(status.ok(), "%s", status.reason());
-    t.expect(wide == 0, "%d cols: %d packs of more than %zu", int(cols), wide.load(), widest);
-    for (const auto& n : loads) t.expect(n == 1, "%d cols: an element is loaded %d times", int(cols), n.load());
+    const auto into = [&](const auto& out) {
+      std::vector<std::atomic<int>> loads(static_cast<size_t>(rows * cols));
+      std::atomic<int> wide{0};
+      Load load;
+      load.loads = &loads, load.wide = &wide, load.row_size = cols, load.most = widest;
+      const k::Status status = k::cpu::softmax(cpu.cx, load, out, rows, cols);
+      t.expect(status.ok(), "%s", status.reason());
+      t.expect(wide == 0, "%d cols: %d packs of more than %zu", int(cols), wide.load(), widest);
+      for (const auto& n : loads) t.expect(n == 1, "%d cols: an element is loaded %d times", int(cols), n.load());
+    };
+    Guarded<float> y(rows, cols, cols), scales(rows, cols, cols);
+    Guarded<int8_t> codes(rows, cols, cols);
+    into(k::store(y.data(), cols));
+    into(k::quantize(codes.data(), cols, scales.data()));
+    into(k::quantize(codes.data(), cols, scales.data(), cols, 16));
   }
   CHECK_TALLY(t);
 }

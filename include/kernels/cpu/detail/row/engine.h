@@ -102,24 +102,6 @@ class RowEngine {
 
   void run(const Team& all) const {
     const Team team = all.for_work(double(p_.rows) * double(p_.cols));
-    if constexpr (by_group<typename P::Sink>)
-      run_by_group(team);
-    else
-      run_whole(team);
-  }
-
-  using State = typename P::Op::State;
-  // Of a row that is not empty.
-  State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
-
- private:
-  using C = typename P::C;
-  using Op = typename P::Op;
-  using Lanes = InLanes<Op>;
-  static constexpr int N = kLanes<C>;
-  using Vector = Pack<C, N>;
-
-  void run_whole(const Team& team) const {
     if (p_.cols > P::cached && p_.rows < team.threads) {
       for (int64_t row = 0; row < p_.rows; ++row) streamed_row(row, team);
       return;
@@ -134,29 +116,16 @@ class RowEngine {
     });
   }
 
-  // Into a sink that quantizes groups of columns: threads share rows, or the groups of each where there are few.
-  void run_by_group(const Team& team) const {
-    const int group = end_.group();
-    const int64_t groups = (p_.cols + group - 1) / group;
-    const Packs<typename P::Source, typename P::Sink> packs(p_.source, p_.sink, dividing_groups(p_.cols, group));
-    const auto silent = without_effects(map_);
-    const auto run_row = [&](int64_t row, const Team& some) {
-      const State all = reduce_chunks(row, some);
-      const auto linear = p_.op.linear(all, finish_row(all, row));
-      const auto value = read_again(silent, row, all, linear), again = read_again(map_, row, all, linear);
-      parallel_shares(some, groups, [&](int64_t first, int64_t last) {
-        for (int64_t index = first; index < last; ++index)
-          quantize_group(packs, end_, row, index, index * group, lesser(p_.cols, (index + 1) * group), value, again);
-      });
-    };
-    if (p_.rows < team.threads) {
-      for (int64_t row = 0; row < p_.rows; ++row) run_row(row, team);
-    } else {
-      parallel_shares(team, p_.rows, [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) run_row(row, Team{1});
-      });
-    }
-  }
+  using State = typename P::Op::State;
+  // Of a row that is not empty.
+  State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
+
+ private:
+  using C = typename P::C;
+  using Op = typename P::Op;
+  using Lanes = InLanes<Op>;
+  static constexpr int N = kLanes<C>;
+  using Vector = Pack<C, N>;
 
   // ---- blocks ------------------------------------------------------------------------------------------------------
 
@@ -367,14 +336,31 @@ class RowEngine {
     typename decltype(end_)::State sink_state;
     each_block(0, p_.cols, [&](int64_t begin, int count) {
       fill(values + begin, begin, count, finished(begin));
-      accumulate(sink_state, values + begin, count);
+      if constexpr (!by_group<typename P::Sink>) accumulate(sink_state, values + begin, count);
     });
-    end_.write_row(sink_state, row);
-    const auto result = end_.finish(sink_state);
-    const auto store = [from = values, sink = end_, result, at = row](auto width, int64_t col) KERNELS_INLINE {
-      sink.store(pack_at<width()>(from + col), result, at, col);
-    };
-    p_.packs.each(0, p_.cols, store);
+    if constexpr (by_group<typename P::Sink>) {
+      const auto value = [from = values](auto width, int64_t col)
+                             KERNELS_INLINE { return pack_at<width()>(from + col); };
+      write_groups(row, Team{1}, value, value);
+    } else {
+      end_.write_row(sink_state, row);
+      const auto result = end_.finish(sink_state);
+      const auto store = [from = values, sink = end_, result, at = row](auto width, int64_t col)
+                             KERNELS_INLINE { sink.store(pack_at<width()>(from + col), result, at, col); };
+      p_.packs.each(0, p_.cols, store);
+    }
+  }
+
+  // Into a sink that quantizes groups of columns, which threads share. For value and again see quantize_group().
+  template <class Value, class Again>
+  void write_groups(int64_t row, const Team& team, const Value& value, const Again& again) const {
+    const int group = end_.group();
+    const Packs<typename P::Source, typename P::Sink> packs(p_.source, p_.sink, dividing_groups(p_.cols, group));
+    parallel_shares(team, (p_.cols + group - 1) / group, [&](int64_t first, int64_t last) {
+      for (int64_t index = first; index < last; ++index)
+        quantize_group(packs, end_, row, index, index * group, lesser(p_.cols, (index + 1) * group), value, again);
+      if (team.threads > 1) fence_past_cache();
+    });
   }
 
   // Into any other sink, a strip of all `rows` rows after the other, while the rows behind them come into the cache.
@@ -433,9 +419,11 @@ class RowEngine {
   void streamed_row(int64_t row, const Team& team) const {
     const State all = reduce_chunks(row, team);
     const auto linear = p_.op.linear(all, finish_row(all, row));
-    if constexpr (P::row_sink) {
+    [[maybe_unused]] const auto silent = without_effects(map_);
+    if constexpr (by_group<typename P::Sink>) {
+      write_groups(row, team, read_again(silent, row, all, linear), read_again(map_, row, all, linear));
+    } else if constexpr (P::row_sink) {
       typename decltype(end_)::State states[kMaxChunks], sink_state;
-      const auto silent = without_effects(map_);
       each_chunk(team, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
           alignas(64) C block[P::block];
