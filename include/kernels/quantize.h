@@ -17,9 +17,9 @@
 // int8_t, float8_e4m3, float8_e5m2.
 //
 // A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity
-// makes the scale what it is, and shows in all codes of the group. It is written as float, half or bfloat16, whatever s
-// points to, and codes are made with what that rounds to. As half it is at least 2^-24 and at most 65504, with what is
-// too large for the codes then as the largest of them.
+// makes the scale what it is, so that no code of the group means a finite number. It is written as float, half or
+// bfloat16, whatever s points to, and codes are made with what that rounds to. As half it is at least 2^-24 and at most
+// 65504, with what is too large for the codes then as the largest of them.
 #pragma once
 
 #include "weights.h"

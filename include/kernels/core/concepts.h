@@ -9,7 +9,10 @@
 //                     void store<N>(const Src* src, row, col)     OneFlow's, see below
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
 //            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
-//            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
+//            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h.
+//            With `static constexpr bool by_group = true`, one that needs a value per group of columns: group(), how
+//            many; State::take(Pack, col), State::largest, which is the larger of two, State::finish();
+//            write_scale(State, row, index of the group), store(Pack, finish(), row, col). quantize.h has one
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so many
 // loads are in flight at once even when one of the maps also writes memory (tee).

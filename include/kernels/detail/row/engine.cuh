@@ -24,8 +24,8 @@ class RowEngine : public RowPlanner<Problem> {
     if constexpr (ends) {
       if (plan.ends) return run_with_ends(plan);
     }
-    if (Problem::groups || plan.pack == wide) return run_with<wide>(plan);
-    if constexpr (!Problem::groups) {
+    if (Problem::quantizes_groups || plan.pack == wide) return run_with<wide>(plan);
+    if constexpr (!Problem::quantizes_groups) {
       if (plan.pack == 1) return run_with<1>(plan);
       return run_with<middle>(plan);
     }
@@ -51,7 +51,7 @@ class RowEngine : public RowPlanner<Problem> {
   Status run_with(const RowPlan& plan) const {
     const RowPolicy& policy = plan.policy;
     constexpr int K = packs(N);
-    constexpr bool groups = N == wide || N == 1;
+    constexpr bool has_group_body = N == wide || N == 1;
     Launch how;
     how.threads = policy.threads;
     how.cluster = policy.cluster;
@@ -73,10 +73,10 @@ class RowEngine : public RowPlanner<Problem> {
         }
         return start<StreamBody<Problem, N, K>>(how, {p_, plan, {}});
       case Residency::group:
-        if constexpr (groups) return run_groups<N>(plan);
+        if constexpr (has_group_body) return run_groups<N>(plan);
         break;
       case Residency::split:
-        if constexpr (groups && !Problem::row_sink) {
+        if constexpr (has_group_body && !Problem::row_sink) {
           how.grid.x = unsigned(blocks(plan, p_.rows * plan.chunks));
           const SplitParams<Problem> params{p_, static_cast<typename Problem::Op::State*>(ex_.workspace().ptr),
                                             plan.chunks, plan.width};

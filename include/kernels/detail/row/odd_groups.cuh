@@ -40,11 +40,12 @@ struct OddGroupsBody {
         return resolve(source, fetch<kPack>(source, row, col), row, col);
       };
       // Of some packs at a time: in a long chain every addition would be rounded by as much as the whole sum asks for.
+      const auto& source = cached(p.source);
       typename P::Op::State running, some;
       int taken = 0;
       each_group([&](const auto& at) {
         sink.each_pack(at, [&](int col) {
-          const Pack<C, kPack> v = value(p.source, col);
+          const Pack<C, kPack> v = value(source, col);
           take_packs<1>(p.op, some, &v, Always{});
           if (++taken % 16 == 0) p.op.merge(running, some), some = {};
         });
@@ -93,10 +94,14 @@ class OddGroupsEngine : RowPlanner<Problem> {
     plan = RowPlan{};
     plan.policy = asked;
     plan.policy.residency = Residency::streamed;
-    plan.policy.threads = asked.threads > 0 ? asked.threads : 256;
     plan.width = int(p_.cols);
     const auto fits = [&](int width) { return widest(asked) >= width && p_.cols % width == 0 && group() % width == 0; };
-    return with_widest<Widths::wide, Widths::middle>(fits, [&](auto width) { return plan.pack = width(), Status{}; });
+    return with_widest<Widths::wide, Widths::middle>(fits, [&](auto width) {
+      plan.pack = width();
+      const int64_t groups = ceil_div(p_.cols, group()), lanes = groups << lanes_log2(width());
+      plan.policy.threads = asked.threads > 0 ? asked.threads : int(lesser<int64_t>(256, round_up(lanes, 32)));
+      return Status{};
+    });
   }
   Status run(const RowPlan& plan) const {
     const auto fits = [&](int width) { return width <= plan.pack; };
@@ -106,12 +111,16 @@ class OddGroupsEngine : RowPlanner<Problem> {
       how.threads = plan.policy.threads;
       const int64_t limit = plan.policy.max_blocks > 0 ? plan.policy.max_blocks : int64_t(1) << 30;
       how.grid.x = unsigned(lesser(p_.rows, limit));
-      return launch<typename Planner::template Started<Body>>(ex_, how, {p_, group_lanes_log2(Body::Sink::N, group())});
+      return launch<typename Planner::template Started<Body>>(ex_, how, {p_, lanes_log2(width())});
     });
   }
 
  private:
   int group() const { return sink_end(p_.sink).group(); }
+  // Of the lanes that have a group.
+  int lanes_log2(int pack) const {
+    return group_lanes_log2(greater(pack, narrowest_of<SinkEnd<typename Problem::Sink>>()), group());
+  }
   int widest(const RowPolicy& asked) const {
     const int most = lesser(max_pack_of(p_.source, p_.cols), max_pack_of(p_.sink, p_.cols));
     return asked.max_pack > 0 ? lesser(most, asked.max_pack) : most;

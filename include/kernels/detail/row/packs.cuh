@@ -20,7 +20,7 @@ struct RowProblem {
   using C = compute_type<Source>;
   using Map = std::decay_t<decltype(sink_map(std::declval<const Sink&>()))>;
   using End = SinkEnd<Sink>;
-  static constexpr bool row_sink = is_row_sink<End>, groups = by_group<Sink>;
+  static constexpr bool row_sink = is_row_sink<End>, quantizes_groups = by_group<Sink>;
 
   Op op;
   Source source;
@@ -201,7 +201,7 @@ using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>
 // writes.
 template <class P, class C = typename P::C>
 constexpr bool holds_finished =
-    P::row_sink && !P::groups &&
+    P::row_sink && !P::quantizes_groups &&
     std::is_same<decltype(apply_map(std::declval<const typename P::Map&>(), std::declval<Pack<C, 1>>(),
                                     std::declval<Operands<P, 1>>(), kAny, kAny)),
                  Pack<C, 1>>::value;
@@ -238,7 +238,7 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
   const auto& sink = sink_end(p.sink);
   const auto result = p.op.finish(state, p.columns);
   const auto linear = p.op.linear(local, result);
-  if constexpr (P::groups) {
+  if constexpr (P::quantizes_groups) {
     visit([&](const auto& x, const auto& operands, int col,
               auto) { put_group(sink, apply_map(map, linear(x), operands, row, col), row, col); },
           std::false_type());

@@ -333,10 +333,11 @@ class RowPlanner {
   }
 
   int64_t width_of(int cluster) const {
-    return round_up(ceil_div(p_.cols, cluster), Problem::groups ? 32 * wide : kWidestPack);  // warps hold whole groups
+    return round_up(ceil_div(p_.cols, cluster),
+                    Problem::quantizes_groups ? 32 * wide : kWidestPack);  // warps hold whole groups
   }
   // Where groups are quantized, whole warps have a row each.
-  static constexpr int least_lanes = Problem::groups ? 32 : 1;
+  static constexpr int least_lanes = Problem::quantizes_groups ? 32 : 1;
 
   // Fills in what is open and refuses what cannot be.
   Status complete(RowPlan& plan) const {
