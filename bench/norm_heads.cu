@@ -2,8 +2,9 @@
 //   norm_heads/<tokens>x<heads>/<heads of keys>x<columns of a head>/<who>
 // for bfloat16, in microseconds of a call within a graph. who: copy, which copies the same bytes, the yardstick;
 // kernels, norm_heads() in one launch; pieces, the same in five: a norm for queries and one for keys, rope for either,
-// and a copy of values; for one token also product, that of a model with 4096 columns, and product_kernels,
-// product_pieces, both together. Buffers are rotated beyond the L2, results stay in it.
+// and a copy of values; codes, one launch into caches of int8 whose scales it finds, and codes_pieces, three copies for
+// that, which normalize what they read; for one token also product, that of a model with 4096 columns, and
+// product_kernels, product_pieces, both together. Buffers are rotated beyond the L2, results stay in it.
 #include <kernels/append.h>
 #include <kernels/elementwise.cuh>
 #include <kernels/heads.h>
@@ -41,6 +42,10 @@ class Case : public bench::CaseBase {
     turned_ = bench::arena().reserve<T>(size_t(tokens * cols_));
     keys_ = bench::arena().reserve<T>(size_t(tokens * kPositions * nk_));
     values_ = bench::arena().reserve<T>(size_t(tokens * kPositions * nk_));
+    for (int i = 0; i < 2; ++i) {
+      codes_[i] = bench::arena().reserve<int8_t>(size_t(tokens * kPositions * nk_));
+      scales_[i] = bench::arena().reserve<float>(size_t(tokens * kPositions * kv_heads));
+    }
     positions_ = bench::arena().reserve<int32_t>(size_t(tokens));
     frequencies_ = bench::arena().reserve<float>(size_t(dim / 2));
     if (tokens == 1) {
@@ -55,6 +60,12 @@ class Case : public bench::CaseBase {
     });
     add("pieces", [this](benchmark::State& state) {
       measure(state, sets_, [this](cudaStream_t s, int i) { pieces(s, qkv_[size_t(i)]); });
+    });
+    add("codes", [this](benchmark::State& state) {
+      measure(state, sets_, [this](cudaStream_t s, int i) { codes(s, qkv_[size_t(i)]); });
+    });
+    add("codes_pieces", [this](benchmark::State& state) {
+      measure(state, sets_, [this](cudaStream_t s, int i) { codes_pieces(s, qkv_[size_t(i)]); });
     });
     if (tokens_ > 1) return;
     const int weights = int(w_.size());
@@ -108,6 +119,30 @@ class Case : public bench::CaseBase {
                               k::append_values(kv(), at, dim_), nk_),
                        {tokens_, heads_ + 2 * kv_heads_, dim_, heads_ + kv_heads_}));
   }
+  auto side_of_codes(int i) const {
+    return k::nhd(codes_[i], kPositions, kv_heads_, dim_)
+        .scales(static_cast<const float*>(scales_[i]), kPositions * kv_heads_, kv_heads_, 1);
+  }
+  void codes(cudaStream_t s, const T* qkv) const {
+    const auto norm = k::affine(k::each_head(static_cast<const T*>(weight_), dim_)) | rope();
+    const auto cache = k::dense_kv(side_of_codes(0), side_of_codes(1), kPositions);
+    const k::AppendAt at(positions_);
+    must(k::norm_heads(s, k::load(qkv, cols_),
+                       k::qkv(norm | k::store(q_, nq_), nq_, norm | k::append_keys(cache, at, dim_, scales_[0]), nk_,
+                              k::append_values(cache, at, dim_, scales_[1]), nk_),
+                       {tokens_, heads_ + 2 * kv_heads_, dim_, heads_ + kv_heads_}));
+  }
+  void codes_pieces(cudaStream_t s, const T* qkv) const {
+    const auto cache = k::dense_kv(side_of_codes(0), side_of_codes(1), kPositions);
+    const k::AppendAt at(positions_);
+    const auto normed = [&](const T* from) {
+      return k::normed_heads(k::load(from, cols_), dim_) |
+             k::affine(k::each_head(static_cast<const T*>(weight_), dim_)) | rope();
+    };
+    must(k::copy(s, normed(qkv), k::store(q_, nq_), tokens_, nq_));
+    must(k::copy(s, normed(qkv + nq_), k::append_keys(cache, at, dim_, scales_[0]), tokens_, nk_));
+    must(k::copy(s, k::load(qkv + nq_ + nk_, cols_), k::append_values(cache, at, dim_, scales_[1]), tokens_, nk_));
+  }
   void pieces(cudaStream_t s, const T* qkv) const {
     const k::AppendAt at(positions_);
     const auto norm = [&](const T* from, T* to, int64_t heads) {
@@ -128,6 +163,8 @@ class Case : public bench::CaseBase {
   T *weight_, *x_ = nullptr, *q_, *turned_, *keys_, *values_;
   int32_t* positions_;
   float* frequencies_;
+  int8_t* codes_[2];
+  float* scales_[2];
 };
 
 }  // namespace

@@ -38,31 +38,24 @@ const char* add_norm(const Place& place, const float* t, const Norm& by, float* 
 const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope& by, const Cache& cache, void* queries) {
   const on::Exec ex = exec(place, tokens.rows());
   const int64_t rows = tokens.rows(), nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, ld = nq + 2 * nk;
-  const k::HeadShape shape{rows, heads.heads + 2 * heads.kv_heads, heads.dim, heads.heads + heads.kv_heads};
   const auto in = k::load(static_cast<const float*>(raw), ld);
-  const auto normed = [&](const auto& q, const auto& keys, const auto& values) {
-    const auto weight = [&](const Norm& norm) { return k::affine(k::each_head(norm.gamma, heads.dim)); };
-    return reason(on::norm_heads(ex, in, k::qkv(weight(q_norm) | q, nq, weight(k_norm) | keys, nk, values, nk), shape, k::RmsNorm{}.eps(q_norm.eps)));
-  };
-  return with_cache(cache, heads, tokens, [&](const auto& kv) -> const char* {
+  return with_cache(cache, heads, tokens, [&](const auto& kv) {
     const auto rope = rope_of(tokens, heads, by);
+    const auto q = rope | k::store(static_cast<A*>(queries), nq);
     const k::AppendAt at = append_at(tokens, cache);
-    constexpr bool scaled = std::decay_t<decltype(kv.keys())>::scaled;  // by scales that copy() finds, which has no norms
-    if constexpr (!scaled) {
-      if (q_norm) return normed(rope | k::store(static_cast<A*>(queries), nq), rope | k::append_keys(kv, at, heads.dim), k::append_values(kv, at, heads.dim));
-    } else {
-      if (q_norm) LLM_TRY(normed(k::store(raw, ld), k::store(raw + nq, ld), k::store(raw + nq + nk, ld)));
-    }
-    const auto keys = k::load(static_cast<const float*>(raw + nq), ld) | rope;
-    const auto values = k::load(static_cast<const float*>(raw + nq + nk), ld);
-    LLM_TRY(reason(on::copy(ex, in | rope, k::store(static_cast<A*>(queries), nq), rows, nq)));
-    if constexpr (!scaled) {
-      LLM_TRY(reason(on::copy(ex, keys, k::append_keys(kv, at, heads.dim), rows, nk)));
-      return reason(on::copy(ex, values, k::append_values(kv, at, heads.dim), rows, nk));
-    } else {
-      LLM_TRY(reason(on::copy(ex, keys, k::append_keys(kv, at, heads.dim, cache.key_scales), rows, nk)));
-      return reason(on::copy(ex, values, k::append_values(kv, at, heads.dim, cache.value_scales), rows, nk));
-    }
+    const auto put = [&](const auto& keys, const auto& values) {
+      const k::HeadShape shape{rows, heads.heads + 2 * heads.kv_heads, heads.dim,
+                               q_norm ? heads.heads + heads.kv_heads : 0};
+      if (!q_norm) return reason(on::norm_heads(ex, in, k::qkv(q, nq, keys, nk, values, nk), shape));
+      const auto weight = [&](const Norm& norm) { return k::affine(k::each_head(norm.gamma, heads.dim)); };
+      return reason(on::norm_heads(ex, in, k::qkv(weight(q_norm) | q, nq, weight(k_norm) | keys, nk, values, nk), shape,
+                                   k::RmsNorm{}.eps(q_norm.eps)));
+    };
+    if constexpr (std::decay_t<decltype(kv.keys())>::scaled)
+      return put(rope | k::append_keys(kv, at, heads.dim, cache.key_scales),
+                 k::append_values(kv, at, heads.dim, cache.value_scales));
+    else
+      return put(rope | k::append_keys(kv, at, heads.dim), k::append_values(kv, at, heads.dim));
   });
 }
 

@@ -15,17 +15,18 @@
 //
 // The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left
 // out, and so are those behind what nhd() and hnd() were told of, or behind a row of the page table. Types with a scale
-// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy() and row
-// operations, which see a head before they write its codes, and written where the view reads them, as float, half or
-// bfloat16:
+// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), row
+// operations and norm_heads(), which see a head before they write its codes, and written where the view reads them, as
+// float, half or bfloat16:
 //
 //   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1),
 //                         k::nhd(v8, page, heads, dim).scales(vs, page * heads, heads, 1), pages, lengths);
 //   k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
 //   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
+//   // or both at once, with norms of heads or, `normed` being 0, without: norm_heads.cuh
 //
 // Elsewhere they are refused. For int8_t, float8_e4m3 and float8_e5m2 they are those of quantize.h. Codes of 4 bits,
-// nhd<k::Int4>(words, ...), are written in this way alone, as products have no eight columns of a word together. They
+// nhd<k::Int4>(words, ...), are written by these two alone, as others have no eight columns of a word together. They
 // and their scales are those of pack_int4() with a head as a group, whose columns are a multiple of 8: the largest
 // value, with its sign, / -8, and 0 where that rounds to 0. Only a NaN or an infinity makes the scale what it is, so
 // that no code of the head means a finite number, and a half is at most 65504. Uint4 cannot be written: it has no codes
@@ -100,7 +101,8 @@ class Append : public Functor {
     KERNELS_TRY(check_places(cols));
     if (tensor_.scales_positions())
       return unsupported(
-          "append: scales for each position are not known yet: give copy() append_keys(kv, at, head_dim, scales), which finds them");
+          "append: scales for each position are not known yet: copy(), row operations and norm_heads() find them for "
+          "append_keys(kv, at, head_dim, scales)");
     return {};
   }
   // All but the scales.
@@ -301,8 +303,9 @@ auto append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t h
 template <class Q, class K, class V>
 class Qkv : public Functor {
  public:
-  static constexpr Role role = Role::sink;
-  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols)
+  static constexpr bool by_head = detail::is_row_sink<Q> || detail::is_row_sink<K> || detail::is_row_sink<V>;
+  static constexpr Role role = by_head ? Role::row_sink : Role::sink;
+  KERNELS_HD Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols)
       : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols} {}
 
   static constexpr int widest = 16;
@@ -365,6 +368,16 @@ class Qkv : public Functor {
   };
 
  public:
+  KERNELS_HD const Q& q() const { return q_; }
+  KERNELS_HD const K& k() const { return k_; }
+  KERNELS_HD const V& v() const { return v_; }
+  KERNELS_HD int64_t q_cols() const { return counts_[0]; }
+  KERNELS_HD int64_t k_cols() const { return counts_[1]; }
+  template <class A, class B, class C>
+  KERNELS_HD Qkv<A, B, C> with(const A& q, const B& k, const C& v) const {
+    return {q, counts_[0], k, counts_[1], v, counts_[2]};
+  }
+
   // Of the part that the columns lie in; the others' are left as they are.
   struct Prepared {
     Two<Q> q;
@@ -403,8 +416,6 @@ template <class Q, class K, class V>
 Qkv<Q, K, V> qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) {
   static_assert(detail::is_sink<Q> && detail::is_sink<K> && detail::is_sink<V>,
                 "qkv() takes three sinks, each with its number of columns");
-  static_assert(!detail::is_row_sink<Q> && !detail::is_row_sink<K> && !detail::is_row_sink<V>,
-                "quantize() needs a whole row: use append_keys() with known scales");
   return {q, q_cols, k, k_cols, v, v_cols};
 }
 

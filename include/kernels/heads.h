@@ -12,6 +12,7 @@
 
 #include "core/arguments.h"
 #include "functor.h"
+#include "functor/head_scales.h"
 
 KERNELS_BEGIN
 
@@ -289,11 +290,11 @@ constexpr bool takes_heads() {
                 "norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6), or k::LayerNorm");
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>() && !std::is_arithmetic<Options>::value;
   if constexpr (right) {
-    static_assert(
-        !is_row_sink<Sink>,
-        "norm_heads: quantize() finds a scale for a whole row, not for a head: use a known scale, k::scale(1 / s) | k::store(p, ld)");
+    static_assert(HeadScales<Sink>::right,
+                  "norm_heads: scales are found for heads, of codes of 8 bits: k::quantize(q, ld, scales, heads, dim), "
+                  "k::append_keys(kv, at, dim, scales); not for whole rows, and not of 4 bits, which copy() writes");
     static_assert(!has_effects<Source>, "norm_heads: put tee() into the operation that makes these rows");
-    return !is_row_sink<Sink> && !has_effects<Source>;
+    return HeadScales<Sink>::right && !has_effects<Source>;
   } else {
     return false;
   }
@@ -317,6 +318,7 @@ Status check_norm_heads(const Options& options, const Source& in, const Sink& ou
   const int64_t cols = shape.heads * shape.dim;
   KERNELS_TRY(check_of(in, shape.tokens, cols).of("in").in("norm_heads"));
   KERNELS_TRY(check_of(out, shape.tokens, cols).of("out").in("norm_heads"));
+  KERNELS_TRY(HeadScales<Sink>::check(out, shape.dim).of("out").in("norm_heads"));
   if (!pairs_within(out, shape.dim))
     return invalid("norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
   const Plane read = plane_of(in, shape.tokens, cols), written = plane_of(out, shape.tokens, cols);

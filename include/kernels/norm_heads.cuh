@@ -10,7 +10,9 @@
 // The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the
 // others (values) are not; all go by way of the sink's maps to the sink, which may be any: qkv() and what else comes
 // behind a product of queries, keys and values, in the same words. rope | sink turns pairs of either kind, and maps
-// before it (a norm's weight) see the true columns. The weights of the product ahead need no paired().
+// before it (a norm's weight) see the true columns. The weights of the product ahead need no paired(). Scales of heads
+// in codes of 8 bits are found: append_keys(kv, at, dim, scales), and quantize(q, ld, scales, scales_ld, dim), whose
+// maps and rope then run twice for a head.
 // RmsNorm{}.rstd(p) gets tokens x normed numbers.
 //
 // dim: even, up to 256. In place is fine. A head is read once, into registers. Computed in the source's type, float or

@@ -98,7 +98,6 @@ class Rope : public Functor {
   }
   template <class S, class = std::enable_if_t<detail::is_sink<S>>>
   RotatingSink<Identity, S> on_sink(const S& sink) const {
-    static_assert(!detail::is_row_sink<S>, "quantize() needs a whole row at once: use append_keys() with known scales");
     return {{}, *this, sink};
   }
 
@@ -271,8 +270,9 @@ struct Traits<RotatedSource<S>> : ComputedTraits<S> {};
 template <class M, class S>
 class RotatingSink : public Functor {
  public:
-  static constexpr Role role = Role::sink;
-  RotatingSink(M before, Rope rope, S sink) : before_(before), rope_(rope), sink_(sink) {}
+  static constexpr Role role = detail::role_of<S>();
+  static constexpr bool by_head = detail::is_row_sink<S>;
+  KERNELS_HD RotatingSink(M before, Rope rope, S sink) : before_(before), rope_(rope), sink_(sink) {}
 
   static constexpr int widest = 16;
   static constexpr bool wants_pairs = true;
@@ -291,6 +291,13 @@ class RotatingSink : public Functor {
   auto after(const A& map) const {
     auto all = map | before_;
     return RotatingSink<decltype(all), S>(all, rope_, sink_);
+  }
+
+  KERNELS_HD const M& map() const { return before_; }
+  KERNELS_HD const S& end() const { return sink_; }
+  template <class Map, class End>
+  KERNELS_HD RotatingSink<Map, End> with(const Map& map, const End& end) const {
+    return {map, rope_, end};
   }
 
   // A pair's two columns, the angle between them, and what the map before and the sink behind know of either.

@@ -261,9 +261,11 @@ template <class X, class W, class Out>
 constexpr bool takes_product() {
   constexpr bool right = takes_source<X>() && takes_weights<W>() && takes_sink<Out>();
   if constexpr (right) {
-    static_assert(
-        !is_row_sink<SinkEnd<Out>>,
-        "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), or quantize in the operation that follows");
+    static_assert(!by_head<Out>,
+                  "scales of heads are found by norm_heads(), behind a product that stores what qkv() would be given");
+    static_assert(by_head<Out> || !is_row_sink<SinkEnd<Out>>,
+                  "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), "
+                  "or quantize in the operation that follows");
     static_assert(
         !wraps_gated<W>::value,
         "experts() and mixed() take one matrix, and gated() takes two of these: gated(experts(w1, ...), experts(w3, ...))");

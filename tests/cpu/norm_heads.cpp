@@ -24,6 +24,16 @@ TEST_CASE("queries, keys and values of one buffer") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("codes of heads, with the scales that are found for them") {
+  Tally t;
+  for (const HeadCase& c : head_cases()) {
+    if (c.in_place) continue;
+    check_found_heads<k::bfloat16, int8_t, float, HostMemory>(t, c, run);
+    check_found_heads<float, k::float8_e4m3, k::half, HostMemory>(t, c, run);
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("heads normalized as they are read") {
   Tally t;
   for (const HeadCase& c : head_cases()) {

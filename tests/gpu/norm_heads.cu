@@ -38,6 +38,22 @@ TEST_CASE("norm_heads: blocks that take heads one after the other") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("norm_heads: codes of heads, with the scales that are found for them") {
+  Tally t;
+  Stream stream;
+  const auto run = [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
+    const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
+    stream.wait();
+    return status;
+  };
+  for (const HeadCase& c : head_cases()) {
+    if (c.in_place) continue;
+    check_found_heads<k::bfloat16, int8_t, float, DeviceMemory>(t, c, run);
+    check_found_heads<float, k::float8_e4m3, k::half, DeviceMemory>(t, c, run);
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("norm_heads: heads normalized as they are read") {
   Tally t;
   Stream stream;

@@ -171,6 +171,21 @@ struct IsChanging {
 template <class F>
 constexpr bool changes_itself = AnyPart<IsChanging, F>::value;
 
+// Sinks that ask for whole heads, which only norm_heads() has: rope and qkv() in front of ends that find scales.
+KERNELS_DETECT(declares_by_head, F::by_head)
+template <class F>
+struct IsByHead {
+  static constexpr bool of() {
+    if constexpr (declares_by_head<F>::value)
+      return F::by_head;
+    else
+      return false;
+  }
+  static constexpr bool value = of();
+};
+template <class F>
+constexpr bool by_head = AnyPart<IsByHead, F>::value;
+
 // What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
 template <class F>
 constexpr Role role_of() {

@@ -42,13 +42,16 @@ template <class Source, class Sink>
 constexpr bool takes_values() {
   constexpr bool joins = AnyPart<JoinsTwo, Sink>::value, right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) {
+    static_assert(wants_pairs<Sink>() || !by_head<Sink>,
+                  "qkv() of sinks that find scales is for norm_heads(), which normalizes as many heads as it is told: "
+                  "none, if that is 0");
     static_assert(!wants_pairs<Sink>(),
                   "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
     static_assert(
         !joins,
         "swiglu() and other glu() before a sink are for products; elsewhere they join what is read: k::gated(gate, up) | k::swiglu(), k::gate_up(source, n) | k::swiglu()");
   }
-  return right && !joins;
+  return right && !joins && !by_head<Sink>;
 }
 // `empty` is set when there is nothing to do.
 template <class Source, class Sink>

@@ -16,12 +16,12 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Values in a buffer, in their true order, to columns `begin` and on of a sink, N at a time in the order that it takes
-// them in.
-template <int N, class Sink, class C>
-void write_head(const Sink& sink, int64_t row, int64_t begin, int dim, const C* values) {
+// Values in a buffer, in their true order, to columns `begin` and on of a sink, N at a time in the order that `out`
+// takes them in: the same sink, but for what its ends do.
+template <int N, class Out, class Sink, class C>
+void write_head(const Out& out, const Sink& sink, int64_t row, int64_t begin, int dim, const C* values) {
   for (int64_t col = begin; col < begin + dim; col += N) {
-    const ColumnPair pair = pair_at(sink, col);
+    const ColumnPair pair = pair_at(out, col);
     const bool apart = pair.second != pair.first + 1;
     Pack<C, N> v;
     for (int j = 0; j < N; ++j)
@@ -56,9 +56,20 @@ Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in,
           for (int i = 0; i < dim; i += 2) put_pack(values + i, linear(op.center(pack_at<2>(values + i), state)));
           op.write_row(result, row * shape.normed + head);
         }
-        if (most >= 8 && dim % 8 == 0) write_head<8>(out, row, head * dim, dim, values);
-        else if (most >= 2) write_head<2>(out, row, head * dim, dim, values);
-        else if constexpr (!wants_pairs<Sink>()) write_head<1>(out, row, head * dim, dim, values);
+        const auto write = [&](const auto& sink) {
+          if (most >= 8 && dim % 8 == 0)
+            write_head<8>(out, sink, row, head * dim, dim, values);
+          else if (most >= 2)
+            write_head<2>(out, sink, row, head * dim, dim, values);
+          else if constexpr (!wants_pairs<Sink>())
+            write_head<1>(out, sink, row, head * dim, dim, values);
+        };
+        HeadScales<Sink> scales;
+        if constexpr (HeadScales<Sink>::finds) {
+          write(scales.looking(out));
+          scales.write(out, row, head * dim, dim);
+        }
+        write(scales.knowing(out));
       }
     }
   });

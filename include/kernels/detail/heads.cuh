@@ -93,10 +93,20 @@ struct HeadBody {
         if (writes && lanes.rank() == 0) p.op.write_row(result, token * p.shape.normed + head);
       }
     }
-    if (!writes) return;
+    HeadScales<typename P::Sink> scales;
+    if constexpr (scales.finds) {
+      put_head(scales.looking(p.sink), values, token, has, column);
+      scales.gather(lanes);
+      if (writes && lanes.rank() == 0) scales.write(p.sink, token, int64_t(head) * dim, dim);
+    }
+    if (writes) put_head(scales.knowing(p.sink), values, token, has, column);
+  }
+  template <class Sink, class Has, class Column>
+  static __device__ __forceinline__ void put_head(const Sink& sink, const Pack<C, N> (&values)[kPacks], int64_t token,
+                                                  const Has& has, const Column& column) {
     KERNELS_ROLLED  // what the sink does is most of the code
     for (int i = 0; i < kPacks; ++i) {
-      if (has(i)) put_pack(p.sink, values[i], token, column(i));
+      if (has(i)) put_pack(sink, values[i], token, column(i));
     }
   }
 
@@ -109,8 +119,8 @@ struct HeadBody {
     const bool apart = pair.second != pair.first + 1;
     return {pair.first, apart ? pair.second : pair.first + kHalf, apart};
   }
-  static __device__ __forceinline__ void put_pack(const typename P::Sink& sink, const Pack<C, N>& v, int64_t row,
-                                                  int64_t col) {
+  template <class Sink>
+  static __device__ __forceinline__ void put_pack(const Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
     if constexpr (kSingles) {
       put(sink, Pack<C, 1>{{v.v[0]}}, row, col);
       put(sink, Pack<C, 1>{{v.v[1]}}, row, col + 1);
