@@ -70,9 +70,18 @@ Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, c
 // in any batch. `workspace` has attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything
 // before, and belongs to one call at a time. It may become much less where shape.tokens and options.most_keys(n) say
 // how many queries and keys there are; options.splits(n) cuts in n parts. docs/attention.md has more.
+//
+// Fewer queries may need more, as long prompts are not split. Who allocates once asks for the most of all shapes with
+// these heads and no more sequences, queries of one and tokens, attention_workspace_bytes_up_to(ex, shape, options).
+// decode_workspace_bytes() is that by itself.
 inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return detail::PrefillRoom(ex.device(), shape, options).bytes();
+}
+inline size_t attention_workspace_bytes_up_to(const Exec& ex, const AttentionShape& shape,
+                                              const Attention& options = {}) {
+  if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
+  return detail::PrefillRoom(ex.device(), detail::PrefillRoom::Largest{shape}, options).bytes();
 }
 
 namespace detail {

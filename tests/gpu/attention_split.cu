@@ -209,6 +209,19 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   CHECK(k::attention_workspace_bytes(ex, chunk, k::Attention{}.most_keys(400)) == 16);
   CHECK(k::attention_workspace_bytes(ex, prompt) == 16);
   CHECK(k::attention_workspace_bytes(ex, {0, 64, 32, 8, 128}) == 0);
+  // One workspace for all of them.
+  CHECK(k::attention_workspace_bytes_up_to(ex, {0, 64, 32, 8, 128}) == 0);
+  CHECK(k::attention_workspace_bytes_up_to(ex, prompt) == bytes);
+  for (const k::Attention& options : {k::Attention{}, k::Attention{}.splits(3), k::Attention{}.most_keys(9000)}) {
+    for (const int64_t queries : {1, 31, 64, 300, 1056, 1057, 5000, 16384}) {
+      for (const int64_t batch : {1, 3, 8}) {
+        CHECK(k::attention_workspace_bytes(ex, {batch, queries, 32, 8, 128}, options) <=
+              k::attention_workspace_bytes_up_to(ex, {8, 16384, 32, 8, 128}, options));
+        CHECK(k::decode_workspace_bytes(ex, {batch, queries % 33, 32, 8, 128}, options) <=
+              k::decode_workspace_bytes(ex, {8, 32, 32, 8, 128}, options));
+      }
+    }
+  }
   // As many tokens as there can be, and as there are.
   CHECK(k::attention_workspace_bytes(ex, {64, 64, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p)}) ==
         16 + 64 * size_t(264) * 128 * (16 + 512));

@@ -83,7 +83,20 @@ struct PrefillRoom {
   int64_t rows = 0;
   size_t state_bytes = 0, output_bytes = 0;
 
-  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false) {
+  // For shapes that are the largest of several: a sequence with fewer queries may be split where a longer one is not.
+  struct Largest {
+    AttentionShape shape;
+  };
+  PrefillRoom(const DeviceInfo& device, const Largest& all, const Attention& options)
+      : PrefillRoom(device, all.shape, options, false, true) {}
+  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false)
+      : PrefillRoom(device, shape, options, share, shape.q_offsets != nullptr) {}
+  size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
+
+ private:
+  // shorter: whether sequences may have fewer queries than the shape says.
+  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share,
+              bool shorter) {
     constexpr int fewest_keys = 32;  // of a tile
     const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys, share);
     const int64_t of_one =
@@ -91,15 +104,13 @@ struct PrefillRoom {
     if (cuts.shared) {
       rows = int64_t(device.sm_count) * kSharedRows;
     } else {
-      if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one))
-        return;
+      if (cuts.most() == 1 || (cuts.fixed == 0 && !shorter && shape.q_len * shape.heads > of_one)) return;
       rows = shape.total_queries() * shape.heads * cuts.most();
       if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
     }
     state_bytes = size_t(rows) * sizeof(PrefillParts::Row),
     output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
   }
-  size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
 };
 
 }  // namespace detail
