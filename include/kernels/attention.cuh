@@ -23,8 +23,6 @@
 // sequence those that it has alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
-#include <cstdio>
-
 #include "detail/attention/decode_engine.cuh"
 #include "detail/attention/decode_latent.cuh"
 #include "detail/attention/merge_states.cuh"
@@ -38,19 +36,6 @@ template <class Kv, class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
   return check_in_place(q, out, shape, shape.dim <= (narrow_kv<Kv> ? 256 : 128),
                         "out overlaps q, which takes heads of at most 256 columns, with keys or values of float 128");
-}
-
-// Says how much there is, and how much it should be.
-inline Status check_workspace(const Workspace& workspace, size_t needed) {
-  static thread_local char text[128];
-  if (workspace.ptr == nullptr || workspace.bytes < needed) {
-    std::snprintf(text, sizeof(text), "the workspace has %zu bytes, and %zu are needed",
-                  workspace.ptr == nullptr ? size_t(0) : workspace.bytes, needed);
-    return invalid(text);
-  }
-  return reinterpret_cast<uintptr_t>(workspace.ptr) % 16 == 0
-             ? Status{}
-             : invalid("the workspace is not at a multiple of 16 bytes");
 }
 
 template <int kDim, class Q, class Kv, class Out, class S>
@@ -124,7 +109,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
-                               const S& score, const Workspace& workspace, const Attention& options) {
+                               const S& score, const Workspace& workspace, const Attention& options = {}) {
   return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
 }
 
@@ -178,12 +163,7 @@ Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, cons
     bool empty = false;
     KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
     if (empty) return {};
-    if (workspace.ptr == nullptr) return invalid("decode: the workspace is null");
-    if (workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
-      return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
-    }
-    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
-      return invalid("decode: the workspace is not at a multiple of 16 bytes");
+    KERNELS_TRY(check_workspace(workspace, decode_workspace_bytes(ex, shape, options)).in("decode"));
     if constexpr (has_latent_decode<kDim, Q, Kv, Out, S>) {
       LatentDecode<Q, Kv, Out, S> latent(q, kv, out, shape, score, options);
       bool fits = false;

@@ -60,11 +60,7 @@ inline size_t sort_workspace_bytes(const RouterShape& shape) {
 [[nodiscard]] inline Status sort_by_expert(const Exec& ex, const int32_t* ids, const ExpertOrder& to,
                                            const RouterShape& shape, const Workspace& workspace = {}) {
   KERNELS_TRY(detail::check_sort(ids, to, shape));
-  const size_t needed = sort_workspace_bytes(shape);
-  if (needed > 0 && (workspace.ptr == nullptr || workspace.bytes < needed))
-    return invalid("sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
-  if (needed > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(int32_t) != 0)
-    return invalid("sort_by_expert: the workspace is not aligned for 32-bit numbers");
+  KERNELS_TRY(detail::check_workspace(workspace, sort_workspace_bytes(shape), alignof(int32_t)).in("sort_by_expert"));
   KERNELS_TRY(ex.status());
   const int64_t choices = shape.tokens * shape.top_k;
   const detail::SortPlan plan(choices);

@@ -195,7 +195,7 @@ TEST_CASE("what is refused, and why") {
   const auto square = shape([](auto& s) { s.heads = 2; });
   CHECK(at(k::store(f.p + 16384, 64), square));
   CHECK(is(at(k::store(f.p + 16384, 64), f.shape), Code::invalid,
-           "attention: out overlaps q, which takes as many kv_heads as heads"));
+           "attention: out overlaps q: in place needs as many kv_heads as heads"));
   CHECK(is(at(k::store(f.p + 16385, 64), square), Code::invalid,
            "attention: out overlaps q, and not element for element"));
   CHECK(
@@ -204,6 +204,8 @@ TEST_CASE("what is refused, and why") {
   const int32_t falling[] = {0, 3, 2}, many[] = {0, 4, 5};
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = falling; })), Code::invalid, "fall"));
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = many; })), Code::invalid, "more than q_len"));
+  const int32_t two[] = {0, 1, 2};
+  CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = two, s.tokens = 1; })), Code::invalid, "more queries than"));
 
   const int32_t* const odd = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(falling) + 1);
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = odd; })), Code::invalid, "q_offsets is not aligned"));
@@ -211,9 +213,10 @@ TEST_CASE("what is refused, and why") {
   const auto decode = [&](const k::AttentionShape& s, k::Workspace w) {
     return k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), s, k::no_mask(), w);
   };
-  CHECK(is(decode(f.shape, {}), Code::invalid, "workspace is null"));
+  CHECK(is(decode(f.shape, {}), Code::invalid, "decode: the workspace has 0 bytes, and "));
   CHECK(is(decode(f.shape, {f.p, k::cpu::decode_workspace_bytes(f.shape) - 1}), Code::invalid, "workspace"));
-  CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid, "aligned"));
+  CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid,
+           "not at a multiple of 4"));
   CHECK(is(decode(shape([](auto& s) { s.q_len = 33; }), f.workspace), Code::unsupported, "32"));
 }
 

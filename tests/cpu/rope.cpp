@@ -228,7 +228,7 @@ TEST_CASE("what rope and append refuse") {
         k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions), 24).code() == k::Code::invalid);
   CHECK(std::string(append(tensor, k::AppendAt(positions), 48).reason()) ==
-        "out: kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
+        "out: append: the columns are more or fewer heads of head_dim than nhd() or hnd() was told of");
   CHECK(std::string(append(tensor, k::AppendAt(positions).ring(9, 4, 2), 32).reason()) ==
         "out: append: the ring has more positions than nhd() or hnd() was told of");
   CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) ==

@@ -5,10 +5,26 @@
 //   else ...
 #pragma once
 
+#include <cstdio>
+
 #include "concepts.h"
+#include "workspace.h"
 
 KERNELS_BEGIN
 namespace detail {
+
+// Says how much there is, and how much it should be.
+inline Status check_workspace(const Workspace& workspace, size_t needed, size_t alignment = 16) {
+  static thread_local char text[128];
+  const size_t there = workspace.ptr != nullptr ? workspace.bytes : 0;
+  if (there < needed) {
+    std::snprintf(text, sizeof(text), "the workspace has %zu bytes, and %zu are needed", there, needed);
+    return invalid(text);
+  }
+  if (needed == 0 || reinterpret_cast<uintptr_t>(workspace.ptr) % alignment == 0) return {};
+  std::snprintf(text, sizeof(text), "the workspace is not at a multiple of %zu bytes", alignment);
+  return invalid(text);
+}
 
 // For what never runs.
 inline Status not_compiled() { return unsupported("a call with arguments that do not compile"); }

@@ -49,6 +49,15 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   }
 }
 
+// As the GPU's are called: here nothing is split.
+inline size_t attention_workspace_bytes(const Exec&, const AttentionShape&, const Attention& = {}) { return 0; }
+inline size_t attention_workspace_bytes_up_to(const Exec&, const AttentionShape&, const Attention& = {}) { return 0; }
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                 const Workspace&, const Attention& options = {}) {
+  return attention<kDim>(cx, q, kv, out, shape, score, options);
+}
+
 template <int kDim = 0, class Q, class Kv, class Out>
 Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&) {
   return ::kernels::detail::without_score<Q>();
@@ -81,11 +90,8 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     if (empty) return {};
     KERNELS_TRY(host::check_lengths(kv, shape).in("decode"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("decode"));
-    if (workspace.ptr == nullptr) return invalid("decode: the workspace is null");
-    if (workspace.bytes < decode_workspace_bytes(shape))
-      return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
-    if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0)
-      return invalid("decode: the workspace is not aligned for floats");
+    KERNELS_TRY(
+        ::kernels::detail::check_workspace(workspace, decode_workspace_bytes(shape), alignof(float)).in("decode"));
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
     host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.team(), static_cast<float*>(workspace.ptr));
     return {};

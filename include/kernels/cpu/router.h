@@ -104,7 +104,10 @@ Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights,
 }
 
 // On one thread: it is a pass over a few numbers for each token.
-inline Status sort_by_expert(const Exec& cx, const int32_t* ids, const ExpertOrder& to, const RouterShape& shape) {
+// The workspace is the GPU's, which needs one for many choices.
+inline size_t sort_workspace_bytes(const RouterShape&) { return 0; }
+inline Status sort_by_expert(const Exec& cx, const int32_t* ids, const ExpertOrder& to, const RouterShape& shape,
+                             const Workspace& = {}) {
   KERNELS_TRY(::kernels::detail::check_sort(ids, to, shape));
   KERNELS_TRY(cx.status());
   const int64_t choices = shape.tokens * shape.top_k;

@@ -37,7 +37,7 @@ struct KeySplits {
 template <class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
   return ::kernels::detail::check_in_place(q, out, shape, shape.heads == shape.kv_heads,
-                                           "out overlaps q, which takes as many kv_heads as heads");
+                                           "out overlaps q: in place needs as many kv_heads as heads");
 }
 
 template <class Kv>
@@ -68,6 +68,8 @@ Status check_lengths(const Kv& kv, const AttentionShape& shape) {
       return invalid("q_offsets are negative or fall");
     if (shape.queries(b) > shape.q_len) return invalid("a sequence has more than q_len queries");
   }
+  if (shape.tokens > 0 && shape.q_offsets[shape.batch] - shape.q_offsets[0] > shape.tokens)
+    return invalid("q_offsets have more queries than `tokens`");
   return {};
 }
 
