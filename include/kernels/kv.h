@@ -137,8 +137,9 @@ class KvTensor {
     return most;
   }
 
-  // The positions of a block, or 0.
+  // The positions and heads of a block, or 0.
   int64_t positions() const { return extent_.positions; }
+  int64_t heads() const { return extent_.heads; }
 
   Status check(int64_t heads, int64_t dim) const {
     KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null",
