@@ -208,8 +208,8 @@ constexpr bool starts_normed = is_normed<std::decay_t<decltype(base_of(std::decl
 // The map that makes one value of the two that gated weights give, and the sink behind it.
 template <class M>
 struct is_glu : std::false_type {};
-template <class A>
-struct is_glu<Glu<A>> : std::true_type {};
+template <class A, class G, class U>
+struct is_glu<Glu<A, G, U>> : std::true_type {};
 template <class M>
 KERNELS_HD decltype(auto) first_map(const M& map) {
   if constexpr (is_chain<M>::value) return first_map(map.first());
@@ -230,11 +230,11 @@ KERNELS_HD auto later_maps(const M& map) {
 }
 template <class Out>
 constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
-// The two results of gated weights by way of that map, which reads nothing itself, and of those behind it.
+// The two results of gated weights by way of that map, whose operands are read now, and of those behind it.
 template <class S, class M, class C, int N, class Prepared = Nothing>
 KERNELS_HD void put_joined(const S& sink, const M& map, const Pack<C, N>& gate, const Pack<C, N>& up, int64_t row,
                            int64_t col, const Prepared& prepared = {}) {
-  put_mapped(sink, later_maps(map), first_map(map).join(gate, up), row, col, prepared);
+  put_mapped(sink, later_maps(map), first_map(map).join(gate, up, row, col), row, col, prepared);
 }
 
 // Words of 32 bits that are read as numbers: those of codes of 4 bits, without int4() or uint4().
@@ -270,7 +270,8 @@ constexpr bool takes_product() {
         !wraps_gated<W>::value,
         "experts() and mixed() take one matrix, and gated() takes two of these: gated(experts(w1, ...), experts(w3, ...))");
     static_assert(wraps_gated<W>::value || is_gated<W>::value == joins<Out>,
-                  "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
+                  "gated() weights go with a sink that begins with swiglu(), geglu() or another glu(); maps of either "
+                  "before that are swiglu().of(k::bias(b1), k::bias(b3))");
     static_assert(
         !has_effects<X> && !has_effects<W>,
         "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");

@@ -98,12 +98,21 @@ TEST_CASE("dropout in packs at any column") {
 
 TEST_CASE("the named gates") {
   const float gate = -0.75f, up = 3.f;
-  const auto join = [&](const auto& glu) { return glu.join(k::Pack<float, 1>{{gate}}, k::Pack<float, 1>{{up}})[0]; };
+  const auto join = [&](const auto& glu) {
+    return glu.join(k::Pack<float, 1>{{gate}}, k::Pack<float, 1>{{up}}, 0, 0)[0];
+  };
   CHECK(join(k::swiglu()) == k::silu()(gate) * up);
   CHECK(join(k::geglu()) == k::gelu()(gate) * up);
   CHECK(join(k::reglu()) == 0.f);
   CHECK(join(k::glu()) == k::sigmoid()(gate) * up);
   CHECK(join(k::glu(k::gelu_erf())) == k::gelu_erf()(gate) * up);
+  CHECK(join(k::reglu().of(k::shift(1), k::scale(2) | k::shift(3))) == 0.25f * 9.f);
+  const std::vector<float> both{1, -2, 3, 4, 5, 6}, bias{1, 1, -4};
+  std::vector<float> y(3);
+  CHECK(k::cpu::copy(k::cpu::Exec{1},
+                     k::gate_up(k::load(both.data(), 6), 3) | k::reglu().of(k::bias(bias.data()), k::scale(2)),
+                     k::store(y.data(), 3), 1, 3));
+  CHECK(y == std::vector<float>{16, 0, 0});
   CHECK(join(k::glu(k::relu2())) == 0.f);
 }
 

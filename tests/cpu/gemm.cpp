@@ -341,6 +341,17 @@ TEST_CASE("gemm: gated weights") {
     status = gemm(2, in.x(), both, k::swiglu() | k::bias(b.data()) | k::relu() | k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, [&](int64_t m, int64_t n) { return relu(joined(m, n) + Real<>(double(b.get(0, n)))); }) ==
           "");
+    Guarded<k::half> c(1, shape.n, shape.n, 1);
+    fill(c, 9);
+    const auto biased =
+        k::swiglu().of(k::bias(b.data()), k::bias(static_cast<const k::half*>(c.data())) | k::clamp(-1, 2));
+    status = gemm(2, in.x(), both, biased | k::relu() | k::store(y.data(), y.ld()), shape);
+    CHECK(verify(status, y, [&](int64_t m, int64_t n) {
+            const Real<> gate = product(x[size_t(m)], w1[size_t(n)]) + Real<>(double(b.get(0, n))),
+                         other = product(x[size_t(m)], w3[size_t(n)]) + Real<>(value_of(c.get(0, n)));
+            const Real<> clamped(std::min(2.0, std::max(-1.0, other.v)), other.e);
+            return relu(silu(gate) * clamped);
+          }) == "");
     status = gemm(2, in.x(), both, k::geglu() | k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, [&](int64_t m, int64_t n) {
       return gelu(product(x[size_t(m)], w1[size_t(n)])) * product(x[size_t(m)], w3[size_t(n)]);

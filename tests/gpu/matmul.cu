@@ -428,18 +428,22 @@ void gates(std::initializer_list<Path> paths) {
         Sizes{70, 140, 40}}) {
     const Matrix<T> x(1, s.m, s.k, s.k, 0, 0.3);
     const Plain<T, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
+    const Matrix<float> gate_bias(2, 1, s.n, s.n);
+    const Matrix<T> up_bias(3, 1, s.n, s.n, 1);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    const auto swiglu = k::swiglu().of(k::bias(static_cast<const float*>(gate_bias.data())),
+                                       k::bias(static_cast<const T*>(up_bias.data())));
     for (const Path path : paths) {
       Device<float> y(s.m, s.n, s.n + 1);
       expect(
           "swiglu", s, path, y,
           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
             return k::matmul(ex, k::load(static_cast<const T*>(x.data()), s.k), k::gated(gate.source(), up.source()),
-                             k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+                             swiglu | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
           },
           [&](int64_t m, int64_t n) {
-            return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k))) *
-                   product(m, n, s.k, value, up, units(Path::gemm, s.k));
+            return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k)) + Real<>(gate_bias.value(0, n))) *
+                   (product(m, n, s.k, value, up, units(Path::gemm, s.k)) + Real<>(up_bias.value(0, n)));
           });
     }
   }

@@ -130,25 +130,53 @@ Gated<HalfOf<S>> up_gate(S source, int64_t n) {
 }
 
 // What gated() sources become with a gate's activation behind them: activation(gate) * up.
-template <class S, class Activation>
+template <class S, class G>
 class Joined;
 
-// Makes one value of the two that gated() weights, or sources, give: join(gate, up).
-template <class Activation>
+// Makes one value of the two that gated() weights, or sources, give: activation(gate) * up, of either by way of a map.
+template <class Activation, class GateMap = Identity, class UpMap = Identity>
 struct Glu : Functor {
   static constexpr Role role = Role::map;
   static constexpr bool joins_two = true;
   Activation activation;
-  Glu(Activation a = {}) : activation(a) {}
-  Status check(int64_t rows, int64_t cols) const { return detail::check_of(activation, rows, cols); }
+  GateMap gate_map;
+  UpMap up_map;
+  KERNELS_HD Glu(Activation a = {}, GateMap g = {}, UpMap u = {}) : activation(a), gate_map(g), up_map(u) {}
+
+  // Biases, clamps and other maps of gate and up, before they are joined:
+  //   k::swiglu().of(k::bias(gate_bias), k::bias(up_bias))
+  template <class A, class B>
+  auto of(A gate, B up) const {
+    constexpr bool maps = detail::is_map<A> && detail::is_map<B>,
+                   once = detail::has_effects<A> || detail::has_effects<B>;
+    static_assert(
+        maps, "of() takes a map of the gate and one of the other operand: k::swiglu().of(k::bias(b1), k::bias(b3))");
+    static_assert(!once, "of() takes maps without effects: put tee() behind the gate, swiglu() | tee()");
+    if constexpr (maps && !once)
+      return Glu<Activation, A, B>(activation, gate, up);
+    else
+      return *this;
+  }
+
+  static constexpr int widest = detail::widest_of<GateMap>() < detail::widest_of<UpMap>() ? detail::widest_of<GateMap>()
+                                                                                          : detail::widest_of<UpMap>();
+  int max_pack() const { return lesser(detail::max_pack_of(gate_map), detail::max_pack_of(up_map)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gate_map, rows, cols));
+    KERNELS_TRY(detail::check_of(up_map, rows, cols));
+    return detail::check_of(activation, rows, cols);
+  }
 
   template <class C, int N>
-  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const {
-    if constexpr (detail::MapsValues<Activation, C>::value) return transform(gate, activation) * up;
+  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up, int64_t row, int64_t col) const {
+    if constexpr (detail::MapsValues<Activation, C>::value)
+      return transform(mapped(gate_map, gate, row, col), activation) * mapped(up_map, up, row, col);
     else return up;
   }
   template <class S>
-  Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }
+  Joined<S, Glu> on_source(const Gated<S>& both) const {
+    return {both.gate(), both.up(), *this};
+  }
   template <class S>
   S on_source(const S& source) const {
     static_assert(
@@ -156,16 +184,32 @@ struct Glu : Functor {
         "swiglu() and other glu() behind one source: k::gated(gate, up) | k::swiglu() has two, k::gate_up(source, n) | k::swiglu() two halves");
     return source;
   }
+
+  static constexpr bool takes_any_column = detail::takes_any_column<GateMap>() && detail::takes_any_column<UpMap>();
+  auto any_column() const {
+    const auto gate = detail::any_column(gate_map);
+    const auto up = detail::any_column(up_map);
+    return Glu<Activation, std::decay_t<decltype(gate)>, std::decay_t<decltype(up)>>(activation, gate, up);
+  }
+
+ private:
+  template <class M, class C, int N>
+  static KERNELS_HD Pack<C, N> mapped(const M& map, const Pack<C, N>& v, int64_t row, int64_t col) {
+    return detail::apply_map(map, v, detail::fetch_operands<N>(map, row, col), row, col);
+  }
 };
 
-template <class S, class Activation>
+template <class S, class G>
 class Joined : public Functor {
  public:
   static constexpr Role role = Role::source;
-  KERNELS_HD Joined(S gate, S up, Glu<Activation> glu) : gate_(gate), up_(up), glu_(glu) {}
+  KERNELS_HD Joined(S gate, S up, G glu) : gate_(gate), up_(up), glu_(glu) {}
 
-  static constexpr int widest = detail::widest_of<S>();
-  int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
+  static constexpr int widest =
+      detail::widest_of<S>() < detail::widest_of<G>() ? detail::widest_of<S>() : detail::widest_of<G>();
+  int max_pack() const {
+    return lesser(detail::max_pack_of(glu_), lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)));
+  }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(glu_.check(rows, cols));
     return detail::check_gated(gate_, up_, rows, cols);
@@ -177,10 +221,15 @@ class Joined : public Functor {
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
     return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col),
-                     detail::resolve(up_, detail::second_of(fetched), row, col));
+                     detail::resolve(up_, detail::second_of(fetched), row, col), row, col);
   }
-  static constexpr bool takes_any_column = detail::takes_any_column<S>();
-  auto any_column() const { return with(detail::any_column(gate_), detail::any_column(up_)); }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>() && detail::takes_any_column<G>();
+  auto any_column() const {
+    const auto gate = detail::any_column(gate_);
+    const auto up = detail::any_column(up_);
+    const auto glu = detail::any_column(glu_);
+    return Joined<std::decay_t<decltype(gate)>, std::decay_t<decltype(glu)>>(gate, up, glu);
+  }
   KERNELS_HD auto cached() const { return with(detail::cached(gate_), detail::cached(up_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(gate_), detail::second_pass(up_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(gate_), detail::without_effects(up_)); }
@@ -191,10 +240,12 @@ class Joined : public Functor {
 
  private:
   template <class T>
-  KERNELS_HD auto with(const T& gate, const T& up) const { return Joined<T, Activation>(gate, up, glu_); }
+  KERNELS_HD auto with(const T& gate, const T& up) const {
+    return Joined<T, G>(gate, up, glu_);
+  }
 
   S gate_, up_;
-  Glu<Activation> glu_;
+  G glu_;
 };
 
 // silu(gate) * up, gelu(gate) * up with tanh's gelu, relu(gate) * up, and sigmoid(gate) * up, the first of them.
