@@ -147,6 +147,9 @@ TEST_CASE("wrong arguments are named") {
   CHECK(reason(S{}.counts(some.data(), -1)) == "sample: counts: ld is neither 0 nor at least the vocabulary");
   CHECK(reason(S{}.previous(nullptr, 4, some.data())) == "sample: previous: the pointer to tokens is null");
   CHECK(reason(S{}.previous(some.data(), -4, some.data())) == "sample: previous: ld is negative");
+  CHECK(reason(S{}.prompts(some.data())) ==
+        "sample: prompts: there is no previous(), of whose tokens the first are the prompt's");
+  CHECK(reason(S{}.previous(some.data(), 4, some.data()).prompts(nullptr)) == "sample: prompts: the pointer is null");
   CHECK(reason(S{}.previous(some.data(), 4, nullptr)) == "sample: previous: the pointer to lengths is null");
   CHECK(reason(S{}.status(static_cast<int32_t*>(nullptr))) == "sample: status: the pointer is null");
   CHECK(reason({}, 1, 64, reinterpret_cast<int32_t*>(reinterpret_cast<uintptr_t>(some.data()) + 1)) ==

@@ -27,6 +27,7 @@ struct SampleRulesOf {
   float top_p = 1, min_p = 0, typical = 1;
   float repetition = 1, presence = 0, frequency = 0, soft_cap = 0;
   bool bias = false, allowed = false, listed = false, counted = false;
+  bool prompted = false;  // the first of what is listed are the prompt's
 };
 
 inline SampleRulesOf rules_of(const char* name, float temperature, int top_k, float top_p = 1, float min_p = 0,
@@ -73,6 +74,11 @@ inline std::vector<SampleRulesOf> sample_rules() {
     one.listed = true, one.repetition = 1.3f, one.presence = -0.5f, one.frequency = 0.2f;
     all.push_back(one);
   }
+  r = rules_of("of a prompt and of what follows it", 0.9f, 60, 0.95f);
+  r.listed = r.prompted = true, r.repetition = 1.3f, r.presence = 0.6f, r.frequency = 0.4f;
+  all.push_back(r);
+  r.name = "the same, and counted", r.counted = r.bias = true;
+  all.push_back(r);
   return all;
 }
 
@@ -100,10 +106,10 @@ inline uint64_t share_of_range(uint64_t random, uint64_t range) {
 }
 
 // What one row gives. x: the logits, changed here by what comes before the temperature. drafted: as a row with a draft
-// draws.
+// draws. in_prompt: the tokens of a prompt, which `seen` does not have.
 inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& r, RandomNumbers random,
                                     const float* bias, const uint32_t* allowed, const std::vector<int>& seen,
-                                    bool drafted = false) {
+                                    bool drafted = false, const std::vector<char>* in_prompt = nullptr) {
   const int64_t n = int64_t(x.size());
   SampleExpected out;
   for (int64_t i = 0; i < n; ++i) {
@@ -114,8 +120,10 @@ inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& 
     }
     if (r.soft_cap > 0) v = k::detail::capped(v, r.soft_cap);
     if (r.bias) v = rounded(double(v) + double(bias[i]));
-    if (const int count = seen[size_t(i)]; count > 0) {
+    const int count = seen[size_t(i)];
+    if (count > 0 || (in_prompt != nullptr && (*in_prompt)[size_t(i)]))
       v = v < 0 ? rounded(double(v) * double(r.repetition)) : rounded(double(v) / double(r.repetition));
+    if (count > 0) {
       v = rounded(double(v) - double(rounded(double(r.frequency) * count)));
       v = rounded(double(v) - double(r.presence));
     }
@@ -221,7 +229,7 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
   Guarded<float, Memory> bias(1, n, n, 1, Poison::nan);
   Guarded<uint32_t, Memory> allowed(rows, words, words, 1, Poison::nan);
   Guarded<int32_t, Memory> counts(rows, n, n + 3, 1, Poison::garbage), previous(rows, most, most, 1, Poison::nan),
-      lengths(1, rows, rows, 1);
+      lengths(1, rows, rows, 1), prompts(1, rows, rows, 1);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < n; ++i) logits.set(r, i, k::convert<T>(logit(Logits((r + n) % 8), random, i)));
     for (int64_t i = 0; i < words; ++i)
@@ -234,9 +242,11 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
     }
     if (r % 2 == 0) previous.set(r, 3, -1), previous.set(r, 5, int32_t(n));  // no tokens
     lengths.set(0, r, int32_t(r % 4 == 3 ? 0 : most - r % 5));
+    prompts.set(0, r, int32_t(r % 7 == 0 ? -1 : r % 7 == 1 ? most + 9 : most * (r % 7) / 8));
   }
   for (int64_t i = 0; i < n; ++i) bias.set(0, i, random.below(4) == 0 ? float(random.normal()) : 0.f);
   logits.upload(), bias.upload(), allowed.upload(), counts.upload(), previous.upload(), lengths.upload();
+  prompts.upload();
 
   uint64_t step = 0;
   for (const SampleRulesOf& rule : rules) {
@@ -254,6 +264,7 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
                         .soft_cap(r.soft_cap);
     s.seed(seed).step(step).status(status.data());
     if (r.listed) s.previous(previous.data(), previous.ld(), lengths.data());
+    if (r.prompted) s.prompts(prompts.data());
     if (r.counted) s.counts(counts.data(), counts.ld());
     if (r.listed || r.counted)
       s.repetition_penalty(r.repetition).presence_penalty(r.presence).frequency_penalty(r.frequency);
@@ -268,6 +279,7 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
       std::vector<uint32_t> mask(static_cast<size_t>(words));
       std::vector<float> added(static_cast<size_t>(n));
       std::vector<int> seen(static_cast<size_t>(n));
+      std::vector<char> in_prompt(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) {
         x[size_t(i)] = k::convert<float>(logits.get(row, i)), added[size_t(i)] = bias.get(0, i);
         seen[size_t(i)] = r.counted ? counts.get(row, i) : 0;
@@ -275,10 +287,14 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
       for (int64_t i = 0; i < words; ++i) mask[size_t(i)] = allowed.get(row, i);
       for (int64_t i = 0; r.listed && i < lengths.get(0, row); ++i) {
         const int32_t token = previous.get(row, i);
-        if (token >= 0 && token < n) ++seen[size_t(token)];
+        if (token < 0 || token >= n) continue;
+        if (r.prompted && i < prompts.get(0, row))
+          in_prompt[size_t(token)] = 1;
+        else
+          ++seen[size_t(token)];
       }
-      const SampleExpected want =
-          sample_oracle(x, r, RandomNumbers(seed, uint64_t(row), step), added.data(), mask.data(), seen);
+      const SampleExpected want = sample_oracle(x, r, RandomNumbers(seed, uint64_t(row), step), added.data(),
+                                                mask.data(), seen, false, &in_prompt);
       t.expect(tokens.get(0, row) == want.token && status.get(0, row) == int32_t(want.status),
                "%s, %d tokens, row %d of kind %d: token %d, status %d, want %d, %d of %d that are left", r.name, int(n),
                int(row), int((row + n) % 8), int(tokens.get(0, row)), int(status.get(0, row)), int(want.token),

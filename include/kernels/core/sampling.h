@@ -101,6 +101,14 @@ struct StridedRows {
   KERNELS_HD const T* at(int64_t row) const { return p + row * ld; }
 };
 
+// How often a token occurs in a list, and whether among those of the prompt, in one number.
+struct Occurrences {
+  static constexpr int32_t kInPrompt = 1 << 30;
+  static KERNELS_HD int32_t with(int32_t so_far, bool in_prompt) { return in_prompt ? so_far | kInPrompt : so_far + 1; }
+  static KERNELS_HD bool prompted(int64_t all) { return all >= kInPrompt; }
+  static KERNELS_HD int64_t times(int64_t all) { return all & (kInPrompt - 1); }
+};
+
 struct SampleOptions {
   RowValue<float> temperature = 1.f, top_p = 1.f, min_p = 0.f, typical = 1.f;
   RowValue<float> repetition = 1.f, presence = 0.f, frequency = 0.f;
@@ -110,8 +118,9 @@ struct SampleOptions {
   StridedRows<float> bias;
   StridedRows<uint32_t> allowed;
   StridedRows<int32_t> counts, previous;
-  const int32_t* lengths = nullptr;
-  bool says_bias = false, says_allowed = false, says_counts = false, says_previous = false, says_status = false;
+  const int32_t *lengths = nullptr, *prompts = nullptr;
+  bool says_bias = false, says_allowed = false, says_counts = false, says_previous = false, says_prompts = false,
+       says_status = false;
   int32_t* status = nullptr;
 
   KERNELS_HD bool penalized() const { return counts.p != nullptr || previous.p != nullptr; }
@@ -240,7 +249,8 @@ class LogProbs {
 //
 // Tokens that occurred: previous(tokens, ld, lengths), the first lengths[row] of tokens[row * ld], in which numbers
 // that are no token are passed over, or counts(p, ld), which is how often each token of the vocabulary did, p[row * ld
-// + token]; or both.
+// + token]; or both. All penalties see them all, as in generate(), unless prompts(p) says that the first p[row] of
+// previous() are the prompt's: these count for repetition_penalty() alone, as engines that serve it have it.
 //
 // Parameters are numbers, or pointers to one for each row where the call runs, (p) or (p, stride): with a stride of 0
 // one number there is for all rows. So are seed(s) and step(s), which may change between replays of a graph. A row's
@@ -287,6 +297,10 @@ class Sampling {
     o_.says_previous = true;
     o_.lengths = lengths;
     return set(o_.previous, {tokens, ld});
+  }
+  Sampling& prompts(const int32_t* lengths) {
+    o_.says_prompts = true;
+    return set(o_.prompts, lengths);
   }
   Sampling& status(int32_t* p) { o_.says_status = true; return set(o_.status, p); }
   Sampling& status(Sampled* p) { return status(reinterpret_cast<int32_t*>(p)); }
@@ -389,6 +403,12 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
                               "previous: ld is negative", true));
     KERNELS_TRY(detail::check_pointer(o_.lengths, "previous: the pointer to lengths is null",
                                       "previous: the pointer to lengths is not aligned for its elements"));
+  }
+  if (o_.says_prompts) {
+    if (!o_.says_previous)
+      return invalid("prompts: there is no previous(), of whose tokens the first are the prompt's");
+    KERNELS_TRY(detail::check_pointer(o_.prompts, "prompts: the pointer is null",
+                                      "prompts: the pointer is not aligned for its elements"));
   }
   const auto idle = [](const detail::RowValue<float>& v, float off) { return !v.on_device() && v.value() == off; };
   if (!o_.penalized() && !(idle(o_.repetition, 1.f) && idle(o_.presence, 0.f) && idle(o_.frequency, 0.f))) {

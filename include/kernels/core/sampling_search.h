@@ -22,16 +22,14 @@ struct Adjust {
         presence(rules.presence),
         frequency(rules.frequency) {}
 
-  // count: how often the token occurs in the list of previous ones.
-  KERNELS_HD float operator()(float x, int64_t id, int64_t count) const {
+  // listed: the token's Occurrences in the list of previous ones.
+  KERNELS_HD float operator()(float x, int64_t id, int64_t listed) const {
     if (allowed != nullptr && (allowed[id >> 5] >> (id & 31) & 1u) == 0) return -infinity<float>();
     if (soft_cap > 0.f) x = capped(x, soft_cap);
     if (bias != nullptr) x = add_once(x, bias[id]);
-    if (counts != nullptr) count += counts[id];
-    if (count > 0) {
-      x = x < 0.f ? times_once(x, repetition) : over_once(x, repetition);
-      x = add_once(add_once(x, -times_once(frequency, float(count))), -presence);
-    }
+    const int64_t times = Occurrences::times(listed) + (counts != nullptr ? counts[id] : 0);
+    if (times > 0 || Occurrences::prompted(listed)) x = x < 0.f ? times_once(x, repetition) : over_once(x, repetition);
+    if (times > 0) x = add_once(add_once(x, -times_once(frequency, float(times))), -presence);
     return x;
   }
 };

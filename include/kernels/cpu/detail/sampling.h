@@ -75,6 +75,7 @@ class SampleRow {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
+      if (options.prompts != nullptr) prompt_ = options.prompts[row];
     }
     const int64_t least = (vocabulary + SampleRoom::kGroups - 1) / SampleRoom::kGroups;
     size_ = (least + 63) / 64 * 64;
@@ -197,7 +198,7 @@ class SampleRow {
     std::fill(room_.counts, room_.counts + SampleRoom::kTile, 0);
     for (int64_t i = 0; i < listed_; ++i) {
       const int64_t at = previous_[i] - begin;
-      if (at >= 0 && at < SampleRoom::kTile) ++room_.counts[at];
+      if (at >= 0 && at < SampleRoom::kTile) room_.counts[at] = Occurrences::with(room_.counts[at], i < prompt_);
     }
     counted_ = begin;
   }
@@ -211,7 +212,7 @@ class SampleRow {
   SampleRoom& room_;
   SampleBlock block_;
   const int32_t* previous_ = nullptr;
-  int64_t listed_ = 0, counted_ = INT64_MAX / 2;
+  int64_t listed_ = 0, prompt_ = 0, counted_ = INT64_MAX / 2;
 };
 
 // Every row of a problem, shared among threads.

@@ -7,20 +7,29 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Occurrences::with(), of threads that count together.
+__device__ __forceinline__ void add_occurrence(int32_t* count, bool in_prompt) {
+  if (in_prompt)
+    atomicOr(count, Occurrences::kInPrompt);
+  else
+    atomicAdd(count, 1);
+}
+
 struct ListedTokens {
   // kMost: different tokens. With these sizes two blocks still fit on an H200's multiprocessor, and have 832 bytes
   // left.
   static constexpr int kBits = 1 << 15, kLogSlots = 12, kSlots = 1 << kLogSlots, kMost = kSlots / 4 * 3;
   uint32_t bits[kBits / 32];  // bit token % kBits
   int32_t tokens[kSlots];     // or -1
-  int32_t times[kSlots];
+  int32_t times[kSlots];      // their Occurrences
   int32_t different;
   Adjust adjust;
 
   // By a block; false if there are too many. A function of its own, as few calls need it.
   __device__ __noinline__ bool take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
     const int32_t* const previous = o.previous.at(row);
-    const int listed = o.lengths[row], thread = int(threadIdx.x), threads = int(blockDim.x);
+    const int listed = o.lengths[row], prompt = o.prompts == nullptr ? 0 : o.prompts[row], thread = int(threadIdx.x),
+              threads = int(blockDim.x);
     for (int i = thread; i < kBits / 32; i += threads) bits[i] = 0;
     for (int i = thread; i < kSlots; i += threads) tokens[i] = -1, times[i] = 0;
     if (thread == 0) different = 0, adjust = Adjust(o, SampleRules(o, row), row);
@@ -33,7 +42,7 @@ struct ListedTokens {
       int slot = first_slot(token), there;
       while ((there = atomicCAS(&tokens[slot], -1, token)) != -1 && there != token) slot = (slot + 1) % kSlots;
       if (there == -1) atomicAdd(&different, 1);
-      atomicAdd(&times[slot], 1);
+      add_occurrence(&times[slot], i < prompt);
     }
     __syncthreads();
     return different <= kMost;

@@ -6,6 +6,7 @@
 
 #include "../../core/sampling_row.h"
 #include "block.cuh"
+#include "listed.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -183,6 +184,7 @@ class SampleRow : public SampleRanges<Source, N> {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
+      if (options.prompts != nullptr) prompt_ = options.prompts[row];
       counts_ = reinterpret_cast<int32_t*>(&room_) + kSampleRoom / sizeof(int32_t);
     }
     if (is_first()) room_.shared.listed = 0;
@@ -365,7 +367,7 @@ class SampleRow : public SampleRanges<Source, N> {
       if (token < 0 || token >= vocabulary_) continue;
       const int segment = token / kSegment, warp = segment / of_warp_, slot = segment - warp * of_warp_ - begin;
       if (warp / kSampleWarps != rank_ || slot < 0 || slot >= kCounted) continue;
-      atomicAdd(&counts_[(slot * kSampleThreads + warp % kSampleWarps * 32) * N + token % kSegment], 1);
+      add_occurrence(&counts_[(slot * kSampleThreads + warp % kSampleWarps * 32) * N + token % kSegment], i < prompt_);
     }
     __syncthreads();
   }
@@ -373,7 +375,9 @@ class SampleRow : public SampleRanges<Source, N> {
   __device__ __forceinline__ int times_listed(int token) const {
     int count = 0;
     KERNELS_ROLLED
-    for (int i = 0; i < listed_; ++i) count += previous_[i] == token ? 1 : 0;
+    for (int i = 0; i < listed_; ++i) {
+      if (previous_[i] == token) count = Occurrences::with(count, i < prompt_);
+    }
     return count;
   }
 
@@ -381,7 +385,7 @@ class SampleRow : public SampleRanges<Source, N> {
   bool adjusted_;
   SampleBlock block_;
   const int32_t* previous_ = nullptr;
-  int listed_ = 0;
+  int listed_ = 0, prompt_ = 0;
   int32_t* counts_ = nullptr;
   uint32_t greatest_ = 0;
   uint64_t sums_[4];
