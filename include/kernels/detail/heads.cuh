@@ -93,13 +93,16 @@ struct HeadBody {
         if (writes && lanes.rank() == 0) p.op.write_row(result, token * p.shape.normed + head);
       }
     }
-    HeadScales<typename P::Sink> scales;
-    if constexpr (scales.finds) {
+    if constexpr (HeadScales<typename P::Sink>::finds) {
+      HeadScales<typename P::Sink> scales;
       put_head(scales.looking(p.sink), values, token, has, column);
       scales.gather(lanes);
-      if (writes && lanes.rank() == 0) scales.write(p.sink, token, int64_t(head) * dim, dim);
+      if (!writes) return;
+      if (lanes.rank() == 0) scales.write(p.sink, token, int64_t(head) * dim, dim);
+      put_head(scales.knowing(p.sink), values, token, has, column);
+    } else if (writes) {
+      put_head(p.sink, values, token, has, column);
     }
-    if (writes) put_head(scales.knowing(p.sink), values, token, has, column);
   }
   template <class Sink, class Has, class Column>
   static __device__ __forceinline__ void put_head(const Sink& sink, const Pack<C, N> (&values)[kPacks], int64_t token,
