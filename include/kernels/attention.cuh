@@ -109,8 +109,15 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
-                               const S& score, const Workspace& workspace, const Attention& options = {}) {
+                               const S& score, const Workspace& workspace, const Attention& options) {
   return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
+}
+// A template, so that {} means options.
+template <int kDim = 0, class Q, class Kv, class Out, class S, class W,
+          class = std::enable_if_t<std::is_same<W, Workspace>::value>>
+[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                               const S& score, const W& workspace) {
+  return attention<kDim>(ex, q, kv, out, shape, score, workspace, Attention{});
 }
 
 template <int kDim = 0, class Q, class Kv, class Out>

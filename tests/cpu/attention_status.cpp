@@ -213,6 +213,14 @@ TEST_CASE("what is refused, and why") {
   const auto decode = [&](const k::AttentionShape& s, k::Workspace w) {
     return k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), s, k::no_mask(), w);
   };
+  // As the GPU's are called, whose {} is options.
+  const auto again = [&](const auto&... last) {
+    return bool(k::cpu::attention<16>(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape,
+                                      k::no_mask(), last...));
+  };
+  CHECK((again(k::Workspace{}) && again(k::Workspace{}, k::Attention{})));
+  CHECK(k::cpu::attention<16>(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape,
+                              k::no_mask(), {}));
   CHECK(is(decode(f.shape, {}), Code::invalid, "decode: the workspace has 0 bytes, and "));
   CHECK(is(decode(f.shape, {f.p, k::cpu::decode_workspace_bytes(f.shape) - 1}), Code::invalid, "workspace"));
   CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid,

@@ -230,6 +230,9 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   char* const memory = reinterpret_cast<char*>(uintptr_t(1) << 41);
   const std::string needed = " bytes, and " + std::to_string(bytes) + " are needed";
   CHECK(reason(chunk, {}) == "attention: the workspace has 0" + needed);
+  CHECK(std::string(
+            k::attention<128>(ex, k::load(p, 4096), kv, k::store(to, 4096), chunk, score, k::Workspace{}).reason()) ==
+        "attention: the workspace has 0" + needed);
   CHECK(reason(chunk, {memory, bytes - 1}) == "attention: the workspace has " + std::to_string(bytes - 1) + needed);
   CHECK(reason(chunk, {memory + 8, bytes}) == "attention: the workspace is not at a multiple of 16 bytes");
 

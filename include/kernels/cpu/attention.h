@@ -54,8 +54,14 @@ inline size_t attention_workspace_bytes(const Exec&, const AttentionShape&, cons
 inline size_t attention_workspace_bytes_up_to(const Exec&, const AttentionShape&, const Attention& = {}) { return 0; }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                 const Workspace&, const Attention& options = {}) {
+                 const Workspace&, const Attention& options) {
   return attention<kDim>(cx, q, kv, out, shape, score, options);
+}
+template <int kDim = 0, class Q, class Kv, class Out, class S, class W,
+          class = std::enable_if_t<std::is_same<W, Workspace>::value>>
+Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                 const W&) {
+  return attention<kDim>(cx, q, kv, out, shape, score);
 }
 
 template <int kDim = 0, class Q, class Kv, class Out>
