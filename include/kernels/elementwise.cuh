@@ -80,8 +80,8 @@ template <class Load, class Store>
   if constexpr (!detail::takes_values<Load, Store>()) {
     return detail::not_compiled();
   } else {
-    KERNELS_TRY(detail::check_shape(rows, cols));
-    return detail::start_copy(ex, in, out, rows, cols);
+    KERNELS_TRY(detail::check_shape(rows, cols).in("copy"));
+    return detail::start_copy(ex, in, out, rows, cols).in("copy");
   }
 }
 
@@ -90,8 +90,8 @@ template <class Load, class Store>
   if constexpr (!detail::takes_values<Load, Store>()) {
     return detail::not_compiled();
   } else {
-    if (n < 0) return invalid("n is negative");
-    return detail::start_copy(ex, in, out, 1, n);
+    if (n < 0) return invalid("copy: n is negative");
+    return detail::start_copy(ex, in, out, 1, n).in("copy");
   }
 }
 

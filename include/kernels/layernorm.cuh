@@ -18,7 +18,7 @@ template <class Load, class Store, class Compute = void>
 Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols,
                  const LayerNorm& options = {}, const RowPolicy& policy = {}) {
   detail::check_compute<Load, Compute>();
-  return detail::run_rows(ex, options, in, out, rows, cols, policy);
+  return detail::run_rows(ex, options, in, out, rows, cols, policy).in("layernorm");
 }
 
 // As OneFlow has it: layernorm<Load, Store, float>(stream, load, store, rows, cols, eps, mean, inv_variance), where

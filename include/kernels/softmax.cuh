@@ -21,14 +21,14 @@ template <class Load, class Store, class Compute = void>
 Status softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols,
                const RowPolicy& policy = {}) {
   detail::check_compute<Load, Compute>();
-  return detail::run_rows(ex, Softmax{}, in, out, rows, cols, policy);
+  return detail::run_rows(ex, Softmax{}, in, out, rows, cols, policy).in("softmax");
 }
 
 template <class Load, class Store, class Compute = void>
 Status log_softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols,
                    const RowPolicy& policy = {}) {
   detail::check_compute<Load, Compute>();
-  return detail::run_rows(ex, LogSoftmax{}, in, out, rows, cols, policy);
+  return detail::run_rows(ex, LogSoftmax{}, in, out, rows, cols, policy).in("log_softmax");
 }
 
 KERNELS_END

@@ -145,21 +145,21 @@ TEST_CASE("what is refused of found scales") {
   const float* const read = scales.data();
   const auto side = k::nhd<k::Int4>(words.data(), 4, 2, 32);
   CHECK(reason(side.scales(read, 8, 2, 1), 32, scales.data() + 1) ==
-        "out: append: the scales to be written are not those that the view reads");
+        "copy: out: append: the scales to be written are not those that the view reads");
   CHECK(reason(side.head_scales(read), 32, scales.data()) ==
-        "out: append: the view has no scale for each position to be found");
+        "copy: out: append: the view has no scale for each position to be found");
   CHECK(reason(side.scales(read, 8, 1, 0), 32, scales.data()) ==
-        "out: append: the heads share a scale, where each is to have its own");
+        "copy: out: append: the heads share a scale, where each is to have its own");
   CHECK(reason(side.scales(read, 2, 0, 1), 32, scales.data()) ==
-        "out: append: the positions of a block share a scale, where each is to have its own");
+        "copy: out: append: the positions of a block share a scale, where each is to have its own");
   const int32_t table[] = {0};
   const auto shared = side.scales(read, 0, 2, 1);
   const k::Status pages =
       Copy()(k::load(static_cast<const float*>(in.data()), 64),
              k::append_keys(k::paged_kv(shared, shared, k::pages(table, 1, 4), 2), at, 32, scales.data()), 2, 64);
-  CHECK(std::string(pages.reason()) == "out: append: the pages share scales, where each is to have its own");
+  CHECK(std::string(pages.reason()) == "copy: out: append: the pages share scales, where each is to have its own");
   const auto narrow = k::strided<k::Int4>(words.data(), 64, 64, 8).scales(read, 64, 16, 1);
-  CHECK(reason(narrow, 4, scales.data()) == "out: append: heads of 4-bit codes are no whole words");
+  CHECK(reason(narrow, 4, scales.data()) == "copy: out: append: heads of 4-bit codes are no whole words");
   CHECK(std::all_of(words.begin(), words.end(), [](uint32_t x) { return x == 7u; }));
   CHECK(reason(side.scales(read, 8, 2, 1), 32, scales.data()) == "");
 }

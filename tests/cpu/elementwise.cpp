@@ -132,54 +132,60 @@ TEST_CASE("what copy refuses") {
     CHECK(status.code() == code);
     CHECK(std::string(status.reason()) == reason);
   };
-  says(door.copy(k::load(c), k::store(p + 2048), -1), "n is negative");
-  says(door.copy(k::load(c, 8), out, -1, 8), "rows is negative");
-  says(door.copy(k::load(c, 8), out, 4, (int64_t(1) << 30) + 1), "cols is larger than 2^30", k::Code::unsupported);
-  says(door.copy(k::load(c), out, 4, 8), "in: load: load(p) has one row, load(p, ld) several");
-  says(door.copy(k::load(c, 8), k::store(p + 2048), 4, 8), "out: store: store(p) has one row, store(p, ld) several");
-  says(door.copy(k::load(c, 8) | k::tee(p + 1024), out, 4, 8), "in: tee: tee(p) has one row, tee(p, ld) several");
-  says(door.copy(k::load(c), k::store(p + 1), 8), "out overlaps in, and not element for element");
+  says(door.copy(k::load(c), k::store(p + 2048), -1), "copy: n is negative");
+  says(door.copy(k::load(c, 8), out, -1, 8), "copy: rows is negative");
+  says(door.copy(k::load(c, 8), out, 4, (int64_t(1) << 30) + 1), "copy: cols is larger than 2^30",
+       k::Code::unsupported);
+  says(door.copy(k::load(c), out, 4, 8), "copy: in: load: load(p) has one row, load(p, ld) several");
+  says(door.copy(k::load(c, 8), k::store(p + 2048), 4, 8),
+       "copy: out: store: store(p) has one row, store(p, ld) several");
+  says(door.copy(k::load(c, 8) | k::tee(p + 1024), out, 4, 8), "copy: in: tee: tee(p) has one row, tee(p, ld) several");
+  says(door.copy(k::load(c), k::store(p + 1), 8), "copy: out overlaps in, and not element for element");
   CHECK(door.copy(k::load(c), k::store(p), 8));
   CHECK(door.copy(k::load(c), k::store(p + 2048), 1, 8));
   CHECK(door.copy(k::load(static_cast<const float*>(nullptr)), k::store(static_cast<float*>(nullptr)), 0));
 
   for (const double share : {-0.1, 1.1, std::nan("")}) {
-    says(door.copy(k::load(c, 8) | k::dropout(share, 1, 2, 8), out, 4, 8), "in: dropout: p is not between 0 and 1");
-    says(door.copy(k::load(c, 8) | k::dropout(share, c), out, 4, 8), "in: dropout: p is not between 0 and 1");
+    says(door.copy(k::load(c, 8) | k::dropout(share, 1, 2, 8), out, 4, 8),
+         "copy: in: dropout: p is not between 0 and 1");
+    says(door.copy(k::load(c, 8) | k::dropout(share, c), out, 4, 8), "copy: in: dropout: p is not between 0 and 1");
   }
   says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2), out, 4, 8),
-       "in: dropout: several rows need ld, how many numbers a row has");
+       "copy: in: dropout: several rows need ld, how many numbers a row has");
   says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2, 7), out, 4, 8),
-       "in: dropout: ld is smaller than cols, rows would share their numbers");
+       "copy: in: dropout: ld is smaller than cols, rows would share their numbers");
 
-  says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4), "in: columns: the first column is negative, or too large");
+  says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4),
+       "copy: in: columns: the first column is negative, or too large");
 
   const auto quantized = [&](const auto& sink) { return door.copy(k::load(c, 8), sink, 4, 8); };
-  says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "out: quantize: the row stride is smaller than a row");
+  says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "copy: out: quantize: the row stride is smaller than a row");
   says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))),
-       "out: quantize: a pointer to scales or zeros is null");
+       "copy: out: quantize: a pointer to scales or zeros is null");
   says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))),
-       "out: quantize: the group or block size is not a power of two");
+       "copy: out: quantize: the group or block size is not a power of two");
   says(quantized(k::quantize(q, 8, k::group_scales(c, -1, 4))),
-       "out: quantize: the row stride of the scales is negative");
-  says(quantized(k::quantize(q, 8, p + 2048, 2, 0)), "out: quantize: the group size is less than 1");
+       "copy: out: quantize: the row stride of the scales is negative");
+  says(quantized(k::quantize(q, 8, p + 2048, 2, 0)), "copy: out: quantize: the group size is less than 1");
   says(quantized(k::quantize(q, 8, p + 2048, 1, 4)),
-       "out: quantize: the row stride of the scales is smaller than the number of groups");
+       "copy: out: quantize: the row stride of the scales is smaller than the number of groups");
   says(quantized(k::quantize(q, 8, static_cast<float*>(nullptr), 2, 4)),
-       "out: quantize: the pointer to the scales is null");
-  says(quantized(k::quantize(static_cast<int8_t*>(nullptr), 8, p + 2048, 2, 4)), "out: quantize: the pointer is null");
+       "copy: out: quantize: the pointer to the scales is null");
+  says(quantized(k::quantize(static_cast<int8_t*>(nullptr), 8, p + 2048, 2, 4)),
+       "copy: out: quantize: the pointer is null");
 
   const auto tokens = [&](const int32_t* which, int64_t vocabulary) {
     return k::embed(k::load(c, 8), which, vocabulary);
   };
-  says(door.copy(tokens(nullptr, 3), out, 4, 8), "in: embed: the pointer to the ids is null");
-  says(door.copy(tokens(between, 3), out, 4, 8), "in: embed: the pointer to the ids is not aligned for its elements");
-  says(door.copy(tokens(ids, 0), out, 4, 8), "in: embed: the vocabulary has less than one row");
+  says(door.copy(tokens(nullptr, 3), out, 4, 8), "copy: in: embed: the pointer to the ids is null");
+  says(door.copy(tokens(between, 3), out, 4, 8),
+       "copy: in: embed: the pointer to the ids is not aligned for its elements");
+  says(door.copy(tokens(ids, 0), out, 4, 8), "copy: in: embed: the vocabulary has less than one row");
   says(door.copy(tokens(ids, 3).report(reinterpret_cast<int64_t*>(reinterpret_cast<char*>(&wrong) + 4)), out, 4, 8),
-       "in: embed: the pointer to the report is not aligned for a number of 64 bits");
+       "copy: in: embed: the pointer to the report is not aligned for a number of 64 bits");
   says(door.copy(k::embed(k::load(static_cast<const float*>(nullptr), 8), ids, 3), out, 4, 8),
-       "in: load: the pointer is null");
-  says(door.copy(tokens(ids, 3), k::store(p + 8, 8), 4, 8), "out overlaps in, and not element for element");
-  says(door.copy(tokens(ids, 3), k::store(p, 8), 4, 8), "out overlaps in, and not element for element");
+       "copy: in: load: the pointer is null");
+  says(door.copy(tokens(ids, 3), k::store(p + 8, 8), 4, 8), "copy: out overlaps in, and not element for element");
+  says(door.copy(tokens(ids, 3), k::store(p, 8), 4, 8), "copy: out overlaps in, and not element for element");
   CHECK(door.copy(tokens(ids, 3), out, 4, 8));
 }

@@ -105,7 +105,7 @@ TEST_CASE("what norm_heads refuses, and why") {
   CHECK(reason({2, 4, 258, 3}, out) == "norm_heads: dim exceeds 256");
   CHECK(reason({2, 4, 16, 5}, out) == "norm_heads: normed is negative, or more than there are heads");
   CHECK(reason({2, int64_t(1) << 29, 16, 5}, out) == "norm_heads: heads x dim exceeds 2^30");
-  CHECK(reason({2, 4, 16, 3}, out, k::RmsNorm{}.eps(-1)) == "norm_heads: rmsnorm: eps is negative or NaN");
+  CHECK(reason({2, 4, 16, 3}, out, k::RmsNorm{}.eps(-1)) == "norm_heads: eps is negative or NaN");
   CHECK(reason({2, 4, 16, 3}, k::store(static_cast<float*>(nullptr), 64)) ==
         "norm_heads: out: store: the pointer is null");
   CHECK(reason({2, 4, 16, 3}, k::store(p + 8, 64)) == "norm_heads: out overlaps in, and not element for element");
@@ -124,12 +124,12 @@ TEST_CASE("what norm_heads refuses, and why") {
             .reason());
   };
   CHECK(read(16, 0) == "ok");
-  CHECK(read(24, 0) == "in: normed_heads: the columns are no whole heads of dim");
-  CHECK(read(0, 0) == "in: normed_heads: the columns are no whole heads of dim");
-  CHECK(read(16, -1) == "in: normed_heads: eps is negative or NaN");
+  CHECK(read(24, 0) == "copy: in: normed_heads: the columns are no whole heads of dim");
+  CHECK(read(0, 0) == "copy: in: normed_heads: the columns are no whole heads of dim");
+  CHECK(read(16, -1) == "copy: in: normed_heads: eps is negative or NaN");
   CHECK(std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), 16),
                                  k::store(p, 64), 2, 64)
-                        .reason()) == "out overlaps in, and not element for element");
+                        .reason()) == "copy: out overlaps in, and not element for element");
   const auto split = [&](int64_t q) { return k::qkv(turned(8), q, turned(8), 56 - q, k::store(p + 2048, 64), 8); };
   CHECK(reason({2, 4, 16, 3}, split(24)) ==
         "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");

@@ -220,7 +220,7 @@ TEST_CASE("what rope and append refuse") {
   CHECK(append(tensor, k::AppendAt(nullptr), 32).code() == k::Code::invalid);
   const int32_t* const between = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(positions) + 2);
   CHECK(std::string(append(tensor, k::AppendAt(positions, between), 32).reason()) ==
-        "out: append: the pointer to the sequences is not aligned for 32-bit numbers");
+        "copy: out: append: the pointer to the sequences is not aligned for 32-bit numbers");
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, 2), 32));
   CHECK(append(tensor, k::AppendAt(positions).ring(4, 4, 2), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, -1), 32).code() == k::Code::invalid);
@@ -228,11 +228,11 @@ TEST_CASE("what rope and append refuse") {
         k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions), 24).code() == k::Code::invalid);
   CHECK(std::string(append(tensor, k::AppendAt(positions), 48).reason()) ==
-        "out: append: the columns are more or fewer heads of head_dim than nhd() or hnd() was told of");
+        "copy: out: append: the columns are more or fewer heads of head_dim than nhd() or hnd() was told of");
   CHECK(std::string(append(tensor, k::AppendAt(positions).ring(9, 4, 2), 32).reason()) ==
-        "out: append: the ring has more positions than nhd() or hnd() was told of");
+        "copy: out: append: the ring has more positions than nhd() or hnd() was told of");
   CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) ==
-        "out: kv: the length exceeds the positions that nhd() or hnd() was told of");
+        "copy: out: kv: the length exceeds the positions that nhd() or hnd() was told of");
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }
 

@@ -230,12 +230,14 @@ TEST_CASE("what routing refuses, and why") {
   };
   const auto source = k::load(static_cast<const float*>(p), 8);
   CHECK(copy(k::combined(source, i, p, 2)) == "ok");
-  CHECK(copy(k::combined(source, nullptr, p, 2)) == "in: combined: the pointer to the places is null");
-  CHECK(copy(k::combined(source, i, nullptr, 2)) == "in: combined: the pointer to the weights is null");
-  CHECK(copy(k::combined(source, i, p, 0)) == "in: combined: top_k is less than 1");
-  CHECK(copy(k::combined(source, off(i), p, 2)).find("in: combined: the pointer to the places is not aligned") == 0);
-  CHECK(copy(k::combined(source, i, p, int64_t(1) << 30), 3) == "in: combined: there are more than 2^31 - 1 choices");
+  CHECK(copy(k::combined(source, nullptr, p, 2)) == "copy: in: combined: the pointer to the places is null");
+  CHECK(copy(k::combined(source, i, nullptr, 2)) == "copy: in: combined: the pointer to the weights is null");
+  CHECK(copy(k::combined(source, i, p, 0)) == "copy: in: combined: top_k is less than 1");
+  CHECK(copy(k::combined(source, off(i), p, 2)).find("copy: in: combined: the pointer to the places is not aligned") ==
+        0);
+  CHECK(copy(k::combined(source, i, p, int64_t(1) << 30), 3) ==
+        "copy: in: combined: there are more than 2^31 - 1 choices");
   CHECK(copy(k::gathered(source, i, 2)) == "ok");
-  CHECK(copy(k::gathered(source, nullptr, 2)) == "in: gathered: the pointer to the order is null");
-  CHECK(copy(k::gathered(source, i, 0)) == "in: gathered: top_k is less than 1");
+  CHECK(copy(k::gathered(source, nullptr, 2)) == "copy: in: gathered: the pointer to the order is null");
+  CHECK(copy(k::gathered(source, i, 0)) == "copy: in: gathered: top_k is less than 1");
 }

@@ -48,25 +48,28 @@ TEST_CASE("wrong arguments are refused with their reason") {
   float* none = nullptr;
   for (const Operation& op : kOperations) {
     INFO(op.name);
+    const std::string name = std::string(op.name) + ": ";
     const auto reason = [&](const float* from, int64_t from_ld, float* to, int64_t to_ld, int64_t rows, int64_t cols) {
       const k::Status status = op.run(k::load(from, from_ld), k::store(to, to_ld), rows, cols);
       CHECK(status.code() == (status.ok() ? k::Code::ok : k::Code::invalid));
       return std::string(status.reason());
     };
-    CHECK(reason(x.data(), 8, y.data(), 8, -1, 8) == "rows is negative");
-    CHECK(reason(x.data(), 8, y.data(), 8, 4, -8) == "cols is negative");
-    CHECK(reason(none, 8, y.data(), 8, 4, 8) == "in: load: the pointer is null");
-    CHECK(reason(x.data(), 8, none, 8, 4, 8) == "out: store: the pointer is null");
-    CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == "in: load: the row stride is negative");
-    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "out: store: the row stride is smaller than a row");
-    CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) == "in: load: rows x row stride exceeds 64 bits");
-    CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) == "out: store: rows x row stride exceeds 64 bits");
+    CHECK(reason(x.data(), 8, y.data(), 8, -1, 8) == name + "rows is negative");
+    CHECK(reason(x.data(), 8, y.data(), 8, 4, -8) == name + "cols is negative");
+    CHECK(reason(none, 8, y.data(), 8, 4, 8) == name + "in: load: the pointer is null");
+    CHECK(reason(x.data(), 8, none, 8, 4, 8) == name + "out: store: the pointer is null");
+    CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == name + "in: load: the row stride is negative");
+    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == name + "out: store: the row stride is smaller than a row");
+    CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) ==
+          name + "in: load: rows x row stride exceeds 64 bits");
+    CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) ==
+          name + "out: store: rows x row stride exceeds 64 bits");
     CHECK(y.unchanged());
     // Nothing to do: nothing is read, whatever the pointers.
     CHECK(reason(none, 8, none, 8, 0, 8) == "ok");
     CHECK(reason(none, 8, none, 8, 4, 0) == "ok");
     CHECK(reason(none, 8, none, 8, 0, 0) == "ok");
-    CHECK(reason(none, 8, none, 8, 0, -1) == "cols is negative");
+    CHECK(reason(none, 8, none, 8, 0, -1) == name + "cols is negative");
     CHECK(y.unchanged());
   }
 }
@@ -81,24 +84,24 @@ TEST_CASE("wrong parts of compositions are refused") {
   const auto reason = [&](const auto& from, const auto& to) {
     return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason());
   };
-  CHECK(reason(in | k::add(none), out) == "in: the pointer to a vector is null");
-  CHECK(reason(in, k::affine(x.data(), none) | out) == "out: the pointer to a vector is null");
-  CHECK(reason(in | k::tee(none, kCols), out) == "in: tee: the pointer is null");
-  CHECK(reason(in, k::both(out, k::store(none, kCols))) == "out: store: the pointer is null");
-  CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "out: quantize: the pointer to the scales is null");
-  CHECK(reason(in | k::causal(0, 1), out) == "in: causal: q_len is less than 1");
+  CHECK(reason(in | k::add(none), out) == "softmax: in: the pointer to a vector is null");
+  CHECK(reason(in, k::affine(x.data(), none) | out) == "softmax: out: the pointer to a vector is null");
+  CHECK(reason(in | k::tee(none, kCols), out) == "softmax: in: tee: the pointer is null");
+  CHECK(reason(in, k::both(out, k::store(none, kCols))) == "softmax: out: store: the pointer is null");
+  CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "softmax: out: quantize: the pointer to the scales is null");
+  CHECK(reason(in | k::causal(0, 1), out) == "softmax: in: causal: q_len is less than 1");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::string limits = "clamp: low exceeds high, or one of them is NaN";
-  CHECK(reason(in | k::scale(2) | k::clamp(1, -1), out) == "in: " + limits);
-  CHECK(reason(in, k::clamp(nan, 1) | out) == "out: " + limits);
-  CHECK(reason(in, k::clamp(0, nan) | out) == "out: " + limits);
-  CHECK(reason(k::gated(in, in) | k::glu(k::clamp(1, 0)), out) == "in: " + limits);
+  CHECK(reason(in | k::scale(2) | k::clamp(1, -1), out) == "softmax: in: " + limits);
+  CHECK(reason(in, k::clamp(nan, 1) | out) == "softmax: out: " + limits);
+  CHECK(reason(in, k::clamp(0, nan) | out) == "softmax: out: " + limits);
+  CHECK(reason(k::gated(in, in) | k::glu(k::clamp(1, 0)), out) == "softmax: in: " + limits);
   CHECK(std::string(k::cpu::matmul(cx, in, k::gated(in, in), k::glu(k::clamp(1, 0)) | out, {4, 4, kCols}).reason()) ==
         "matmul: out: " + limits);
   CHECK(reason(k::gate_up(k::load(x.data(), kCols), kCols / 2) | k::swiglu(), out) ==
-        "in: gate_up, up_gate: a half has 4 columns, and the call 8");
+        "softmax: in: gate_up, up_gate: a half has 4 columns, and the call 8");
   CHECK(reason(k::up_gate(k::load(x.data(), kCols), kCols + 1) | k::swiglu(), out) ==
-        "in: gate_up, up_gate: a half has 9 columns, and the call 8");
+        "softmax: in: gate_up, up_gate: a half has 9 columns, and the call 8");
   CHECK((y.unchanged() && q.unchanged()));
 }
 
@@ -114,16 +117,16 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
     CHECK(status.code() == k::Code::invalid);
     CHECK(std::string(status.reason()) == words);
   };
-  refused(k::load(off(x.data()), kCols), out, "in: load: the pointer is not aligned for its elements");
+  refused(k::load(off(x.data()), kCols), out, "softmax: in: load: the pointer is not aligned for its elements");
   refused(k::load(reinterpret_cast<const k::half*>(off(x.data())), kCols), out,
-          "in: load: the pointer is not aligned for its elements");
-  refused(in, k::store(off(y.data()), kCols), "out: store: the pointer is not aligned for its elements");
-  refused(in | k::tee(off(y.data()), kCols), out, "in: tee: the pointer is not aligned for its elements");
-  refused(in | k::add(off(x.data())), out, "in: the pointer to a vector is not aligned for its elements");
+          "softmax: in: load: the pointer is not aligned for its elements");
+  refused(in, k::store(off(y.data()), kCols), "softmax: out: store: the pointer is not aligned for its elements");
+  refused(in | k::tee(off(y.data()), kCols), out, "softmax: in: tee: the pointer is not aligned for its elements");
+  refused(in | k::add(off(x.data())), out, "softmax: in: the pointer to a vector is not aligned for its elements");
   refused(in, k::mul(k::per_row(off(x.data()))) | out,
-          "out: per_row: the vector's pointer is not aligned for its elements");
+          "softmax: out: per_row: the vector's pointer is not aligned for its elements");
   refused(in, k::quantize(q.data(), kCols, off(y.data())),
-          "out: quantize: the pointer to the scales is not aligned for its elements");
+          "softmax: out: quantize: the pointer to the scales is not aligned for its elements");
   CHECK((y.unchanged() && q.unchanged()));
   const auto misaligned = [](const k::Status& status, const char* words) {
     CHECK(status.code() == k::Code::invalid);
@@ -157,7 +160,7 @@ TEST_CASE("results that overlap what is read, and not element for element, are r
   const auto run = [&](const auto& in, const auto& out, int64_t rows) {
     return std::string(k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, kCols).reason());
   };
-  const std::string refused = "out overlaps in, and not element for element";
+  const std::string refused = "softmax: out overlaps in, and not element for element";
   CHECK(run(k::load(p, 8), k::store(p, 8), 4) == "ok");
   CHECK(run(k::load(p, 20) | k::scale(2), k::shift(1) | k::store(p, 20), 4) == "ok");
   CHECK(run(k::load(p, 16), k::store(p + 8, 16), 4) == "ok");  // side by side
@@ -197,7 +200,7 @@ TEST_CASE("a row of more than 2^30 columns is refused") {
     INFO(op.name);
     const k::Status status = op.run(k::load(x.data(), 0), k::store(y.data(), 0), 1, (int64_t(1) << 30) + 1);
     CHECK(status.code() == k::Code::unsupported);
-    CHECK(std::string(status.reason()) == "cols is larger than 2^30");
+    CHECK(std::string(status.reason()) == std::string(op.name) + ": cols is larger than 2^30");
   }
   CHECK(y.unchanged());
 }
@@ -213,7 +216,7 @@ TEST_CASE("Exec: at least one thread, and as many as the machine has unless told
     for (const int64_t rows : {0, 1}) {
       const k::Status status = run(k::cpu::Exec{threads}, rows);
       CHECK(status.code() == k::Code::invalid);
-      CHECK(std::string(status.reason()) == "Exec: threads is less than 1");
+      CHECK(std::string(status.reason()) == "softmax: Exec: threads is less than 1");
     }
   }
   CHECK(y.unchanged());

@@ -340,7 +340,7 @@ TEST_CASE("policies: what makes no sense is refused") {
     CHECK(!trial.plan(ex, plan));
     const k::Status status = trial.launch(ex);
     CHECK((status.code() == k::Code::invalid || status.code() == k::Code::unsupported));
-    CHECK(std::string(status.reason()).rfind("policy:", 0) == 0);
+    CHECK(std::string(status.reason()).rfind("softmax: policy:", 0) == 0);
     CHECK(trial.untouched() == "");
   };
   for (const int cluster : {-2, 0, 3, 6, 32}) {

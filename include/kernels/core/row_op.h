@@ -247,9 +247,9 @@ class LayerNorm {
   template <class C>
   LayerNormOp<C> op() const { return {static_cast<C>(eps_), mean_, rstd_}; }
   Status check() const {
-    if (!(eps_ >= 0)) return invalid("layernorm: eps is negative or NaN");
-    KERNELS_TRY(mean_.check("layernorm: the pointer to mean is not aligned for its elements"));
-    return rstd_.check("layernorm: the pointer to rstd is not aligned for its elements");
+    if (!(eps_ >= 0)) return invalid("eps is negative or NaN");
+    KERNELS_TRY(mean_.check("the pointer to mean is not aligned for its elements"));
+    return rstd_.check("the pointer to rstd is not aligned for its elements");
   }
 
  private:
@@ -277,8 +277,8 @@ class RmsNorm {
   template <class C>
   RmsNormOp<C> op() const { return {static_cast<C>(eps_), rstd_}; }
   Status check() const {
-    if (!(eps_ >= 0)) return invalid("rmsnorm: eps is negative or NaN");
-    return rstd_.check("rmsnorm: the pointer to rstd is not aligned for its elements");
+    if (!(eps_ >= 0)) return invalid("eps is negative or NaN");
+    return rstd_.check("the pointer to rstd is not aligned for its elements");
   }
 
  private:

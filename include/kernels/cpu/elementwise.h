@@ -93,8 +93,8 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int6
   if constexpr (!::kernels::detail::takes_values<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {
-    KERNELS_TRY(::kernels::detail::check_shape(rows, cols));
-    return ::kernels::detail::host::run_copy(cx, in, out, rows, cols);
+    KERNELS_TRY(::kernels::detail::check_shape(rows, cols).in("copy"));
+    return ::kernels::detail::host::run_copy(cx, in, out, rows, cols).in("copy");
   }
 }
 
@@ -103,8 +103,8 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t n) {
   if constexpr (!::kernels::detail::takes_values<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {
-    if (n < 0) return invalid("n is negative");
-    return ::kernels::detail::host::run_copy(cx, in, out, 1, n);
+    if (n < 0) return invalid("copy: n is negative");
+    return ::kernels::detail::host::run_copy(cx, in, out, 1, n).in("copy");
   }
 }
 

@@ -20,7 +20,7 @@ template <class Load, class Store, class Compute = void>
 Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols,
                  const LayerNorm& options = {}) {
   detail::check_compute<Load, Compute>();
-  return detail::host::run_rows(cx, options, in, out, rows, cols);
+  return detail::host::run_rows(cx, options, in, out, rows, cols).in("layernorm");
 }
 
 // In OneFlow's order, as on the GPU.

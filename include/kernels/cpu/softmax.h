@@ -20,13 +20,13 @@ namespace cpu {
 template <class Load, class Store, class Compute = void>
 Status softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
   ::kernels::detail::check_compute<Load, Compute>();
-  return detail::host::run_rows(cx, Softmax{}, in, out, rows, cols);
+  return detail::host::run_rows(cx, Softmax{}, in, out, rows, cols).in("softmax");
 }
 
 template <class Load, class Store, class Compute = void>
 Status log_softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
   ::kernels::detail::check_compute<Load, Compute>();
-  return detail::host::run_rows(cx, LogSoftmax{}, in, out, rows, cols);
+  return detail::host::run_rows(cx, LogSoftmax{}, in, out, rows, cols).in("log_softmax");
 }
 
 }  // namespace cpu
