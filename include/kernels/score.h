@@ -181,15 +181,25 @@ class ScoreBias : public Score {
   KERNELS_HD Pack<float, N> transform(Pack<float, N> logits, const ScoreAt& at) const {
     const T* from = p_ + at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + at.key;
 #if defined(KERNELS_DEVICE_CODE)
-    // Nothing is known of the alignment. To ask for it, and load two at once, keeps loads from waiting together: 16
-    // heads of 128 columns, 4 sequences of 4,096 keys, one matrix of halves for all 2,580 us for 2,040 (H200,
-    // CUDA 13.0, 2026-11).
+    // Nothing is known of the alignment. To ask for it here, for each pack, keeps loads from waiting together.
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) logits.v[i] = logits.v[i] + convert<float>(from[i]);
     return logits;
 #else
     return logits + convert<float>(read<N, Cache::keep>(from).unpack());
 #endif
+  }
+  // Whether the biases of two keys lie in one access, from this one or any an even number of keys from it on; then, for
+  // packs of two of them, the same as transform().
+  KERNELS_HD bool has_pairs(int64_t key) const {
+    return (int64_t(reinterpret_cast<uintptr_t>(p_) / sizeof(T)) | batch_stride_ | head_stride_ | query_stride_ | key) %
+               2 ==
+           0;
+  }
+  template <int N>
+  KERNELS_HD Pack<float, N> transform_pairs(const Pack<float, N>& logits, const ScoreAt& at) const {
+    const T* from = p_ + at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + at.key;
+    return logits + convert<float>(read<N, Cache::keep>(from).unpack());
   }
   Status check(const AttentionShape&) const {
     KERNELS_TRY(detail::check_pointer(p_, "score_bias: the pointer is null",
@@ -253,6 +263,7 @@ struct is_score_pair<ScorePair<A, B>> : std::true_type {};
 
 KERNELS_DETECT(Transforms,
                std::declval<const F&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))
+KERNELS_DETECT(HasPairs, std::declval<const F&>().has_pairs(kAny))
 KERNELS_DETECT(Masks, std::declval<const F&>().visible(std::declval<ScoreAt>()))
 KERNELS_DETECT(MasksRuns, std::declval<const F&>().visible_keys(std::declval<ScoreAt>()))
 KERNELS_DETECT(Ranges, std::declval<const F&>().kv_range(std::declval<ScoreQueries>()))
@@ -260,7 +271,13 @@ KERNELS_DETECT(HasSink, std::declval<const F&>().sink(kAny))
 template <class A, class B>
 struct Transforms<ScorePair<A, B>> { static constexpr bool value = Transforms<A>::value || Transforms<B>::value; };
 template <class A, class B>
-struct Masks<ScorePair<A, B>> { static constexpr bool value = Masks<A>::value || Masks<B>::value; };
+struct HasPairs<ScorePair<A, B>> {
+  static constexpr bool value = HasPairs<A>::value || HasPairs<B>::value;
+};
+template <class A, class B>
+struct Masks<ScorePair<A, B>> {
+  static constexpr bool value = Masks<A>::value || Masks<B>::value;
+};
 template <class A, class B>
 struct MasksRuns<ScorePair<A, B>> {
   static constexpr bool value = MasksRuns<A>::value || MasksRuns<B>::value;
@@ -284,12 +301,24 @@ constexpr bool score_ranges = Ranges<S>::value;
 template <class S>
 constexpr bool score_sinks = HasSink<S>::value;
 
-template <class S, int N>
+// kPairs: pairs_at() said so.
+template <bool kPairs = false, class S, int N>
 KERNELS_HD Pack<float, N> transform_logits(const S& score, const Pack<float, N>& logits, const ScoreAt& at) {
   if constexpr (is_score_pair<S>::value)
-    return transform_logits(score.second, transform_logits(score.first, logits, at), at);
+    return transform_logits<kPairs>(score.second, transform_logits<kPairs>(score.first, logits, at), at);
+  else if constexpr (kPairs && HasPairs<S>::value)
+    return score.template transform_pairs<N>(logits, at);
   else if constexpr (Transforms<S>::value) return score.template transform<N>(logits, at);
   else return logits;
+}
+template <class S>
+KERNELS_HD bool pairs_at(const S& score, int64_t key) {
+  if constexpr (is_score_pair<S>::value)
+    return pairs_at(score.first, key) && pairs_at(score.second, key);
+  else if constexpr (HasPairs<S>::value)
+    return score.has_pairs(key);
+  else
+    return true;
 }
 template <class S>
 KERNELS_HD bool key_visible(const S& score, const ScoreAt& at) {

@@ -424,6 +424,22 @@ TEST_CASE("each score alone") {
   scored(t, "words of a tree", AnyScore(7).tree, model_of(7), 5);
   for (const int kind : {0, 4, 9})
     scored(t, std::string("words & ") + kNames[kind], rows & AnyScore(kind), model_of(6) & model_of(kind), 5);
+  // Biases of which prefill reads two at once where all of them lie at even places, and windows that begin at any.
+  const k::ScoreBias<k::half> biases = AnyScore(5).bias;
+  scored(t, "biases", biases, model_of(5), 5);
+  const auto odd = [&t](int64_t head_stride, int64_t query_stride, int64_t first) {
+    ScoreModel m;
+    m.transform = [=](Real<> x, const Spot& s) {
+      const int64_t at = s.b * 4 * kQueries * kKeys + s.head * head_stride + s.query * query_stride + s.key + first;
+      const double b = value_of(tables().biases[size_t(at)]);
+      return b == kMinusInfinity ? Real<>(b) : x + Real<>(b);
+    };
+    scored(t, "biases at odd places",
+           k::score_bias(tables().biases_there->data() + first, 4 * kQueries * kKeys, head_stride, query_stride), m, 5);
+  };
+  odd(kQueries * kKeys - 1, kKeys, 0), odd(kQueries * kKeys, kKeys - 3, 0), odd(kQueries * kKeys, kKeys - 2, 1);
+  for (const int64_t left : {220, 221})
+    scored(t, "biases in a window", k::window(left, -1) & biases, window_model(left, -1) & model_of(5), 5);
   scored(t, "no mask", k::no_mask(), {});
   scored(t, "causal", k::causal(), causal_model());
   scored(t, "causal, top left", k::causal(k::Align::top_left), causal_model(true));

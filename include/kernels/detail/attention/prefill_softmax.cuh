@@ -90,8 +90,12 @@ struct PrefillWork {
                                           bool whole, [[maybe_unused]] const Masks& masks) {
     Look look{kLog2e, {}, false};
     if constexpr (score_transforms<S> || score_masks_singly<S>) {
-      if (whole) score_logits<true>(p, rows, pos);
-      else score_logits<false>(p, rows, pos);
+      if (whole && HasPairs<S>::value && pairs_at(p.score, pos))
+        score_logits<true, HasPairs<S>::value>(p, rows, pos);
+      else if (whole)
+        score_logits<true, false>(p, rows, pos);
+      else
+        score_logits<false, false>(p, rows, pos);
     } else {
       look.factor = p.factor;
       // The largest logit is not that of the largest product.
@@ -109,7 +113,7 @@ struct PrefillWork {
 
   // kWhole: the rows see all keys of the tile. If they do not, logits beyond the last key or row are scored as if they
   // were these, so that nothing is read behind them, and masked afterwards: that takes no branch for each logit.
-  template <bool kWhole>
+  template <bool kWhole, bool kPairs>
   __device__ __forceinline__ void score_logits(const P& p, const PrefillRows& rows, int pos) {
     constexpr int kPack = kWhole ? 2 : 1;
     const int first_key = pos + int(threadIdx.x % 4) * 2;
@@ -124,7 +128,7 @@ struct PrefillWork {
           for (int x = 0; x < 2; x += kPack) {
             const int key = first_key + j * 8 + x;
             at.key = kWhole ? key : lesser(key, rows.keys - 1);
-            score_pack<kPack>(p, at, &logits[i][j][half * 2 + x]);
+            score_pack<kPairs, kPack>(p, at, &logits[i][j][half * 2 + x]);
           }
         }
       }
@@ -135,12 +139,12 @@ struct PrefillWork {
     const auto place = rows.place(lesser(row, rows.count - 1));
     return {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
   }
-  template <int N>
+  template <bool kPairs, int N>
   static __device__ __forceinline__ void score_pack(const P& p, ScoreAt at, float* these) {
     Pack<float, N> pack;
     KERNELS_UNROLL
     for (int x = 0; x < N; ++x) pack.v[x] = these[x] * p.scale;
-    pack = transform_logits(p.score, pack, at);
+    pack = transform_logits<kPairs>(p.score, pack, at);
     KERNELS_UNROLL
     for (int x = 0; x < N; ++x, ++at.key) these[x] = key_visible_singly(p.score, at) ? pack.v[x] : -infinity<float>();
   }
