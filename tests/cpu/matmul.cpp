@@ -483,8 +483,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
         "matmul: out: apart: the numbers of columns do not add up to N");
   CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) ==
         "matmul: out: apart: a number of columns is negative");
-  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) ==
-        "matmul: x: rmsnorm: eps is negative or NaN");
+  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) == "matmul: x: eps is negative or NaN");
   CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) ==
         "matmul: x: load: the pointer is null");
   CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) ==

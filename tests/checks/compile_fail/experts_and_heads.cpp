@@ -3,7 +3,7 @@
 // FAILS GATHERED_TEE: gathered() reads its rows more than once
 // FAILS EXPERTS_OF_GATED: gated(experts(w1, ...), experts(w3, ...))
 // FAILS COMBINED_TEE: combined() may read a row several times
-// FAILS HEADS_QUANTIZE: quantize() finds a scale for a whole row, not for a head
+// FAILS HEADS_QUANTIZE: norm_heads: scales are found for heads, of codes of 8 bits
 // FAILS HEADS_MAP_OUTSIDE: give each of its sinks its maps
 // FAILS BOTH_WITH_ROPE: cannot be one of both()
 // FAILS APART_WITH_ROPE: use qkv()

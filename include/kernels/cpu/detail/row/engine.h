@@ -419,11 +419,12 @@ class RowEngine {
   void streamed_row(int64_t row, const Team& team) const {
     const State all = reduce_chunks(row, team);
     const auto linear = p_.op.linear(all, finish_row(all, row));
-    [[maybe_unused]] const auto silent = without_effects(map_);
     if constexpr (by_group<typename P::Sink>) {
-      write_groups(row, team, read_again(silent, row, all, linear), read_again(map_, row, all, linear));
+      const auto silent = read_again(without_effects(map_), row, all, linear);
+      write_groups(row, team, silent, read_again(map_, row, all, linear));
     } else if constexpr (P::row_sink) {
       typename decltype(end_)::State states[kMaxChunks], sink_state;
+      const auto silent = without_effects(map_);
       each_chunk(team, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
           alignas(64) C block[P::block];
