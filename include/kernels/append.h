@@ -26,7 +26,7 @@
 //   // or both at once, with norms of heads or, `normed` being 0, without: norm_heads.cuh
 //
 // Elsewhere they are refused. For int8_t, float8_e4m3 and float8_e5m2 they are those of quantize.h. Codes of 4 bits,
-// nhd<k::Int4>(words, ...), are written by these two alone, as others have no eight columns of a word together. They
+// nhd<k::Int4>(words, ...), are written by copy() and row operations alone: others have no eight columns together. They
 // and their scales are those of pack_int4() with a head as a group, whose columns are a multiple of 8: the largest
 // value, with its sign, / -8, and 0 where that rounds to 0. Only a NaN or an infinity makes the scale what it is, so
 // that no code of the head means a finite number, and a half is at most 65504. Uint4 cannot be written: it has no codes

@@ -162,6 +162,10 @@ class MappedSink : public Functor {
   // Engines take a sink apart, to fetch the maps' operands early and to look at mapped values before they are stored.
   KERNELS_HD const M& map() const { return map_; }
   KERNELS_HD const S& end() const { return sink_; }
+  template <class Map, class End>
+  KERNELS_HD MappedSink<Map, End> with(const Map& map, const End& end) const {
+    return {map, end};
+  }
 
  private:
   M map_;

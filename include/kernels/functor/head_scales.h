@@ -83,55 +83,39 @@ struct HeadScales<S, true> {
   }
 };
 
-template <class M, class S>
-struct HeadScales<MappedSink<M, S>, false> {
-  using Sink = MappedSink<M, S>;
+// Those of the end behind a map, or behind a map and rope.
+template <class S>
+struct ScalesBehind {
   HeadScales<S> behind;
   static constexpr bool finds = HeadScales<S>::finds, right = HeadScales<S>::right;
-  KERNELS_HD auto looking(const Sink& sink) {
-    if constexpr (finds)
-      return mapped(without_effects(sink.map()), behind.looking(sink.end()));
-    else
-      return LeaveOut{};
-  }
-  KERNELS_HD auto knowing(const Sink& sink) const { return mapped(sink.map(), behind.knowing(sink.end())); }
-  template <class Lanes>
-  KERNELS_HD void gather(const Lanes& lanes) {
-    behind.gather(lanes);
-  }
-  KERNELS_HD void write(const Sink& sink, int64_t row, int64_t col, int64_t dim) const {
-    behind.write(sink.end(), row, col, dim);
-  }
-  static Status check(const Sink& sink, int64_t dim) { return HeadScales<S>::check(sink.end(), dim); }
-
- private:
-  template <class Map, class End>
-  static KERNELS_HD MappedSink<Map, End> mapped(const Map& map, const End& end) {
-    return {map, end};
-  }
-};
-
-template <class M, class S>
-struct HeadScales<RotatingSink<M, S>, false> {
-  using Sink = RotatingSink<M, S>;
-  HeadScales<S> behind;
-  static constexpr bool finds = HeadScales<S>::finds, right = HeadScales<S>::right;
+  template <class Sink>
   KERNELS_HD auto looking(const Sink& sink) {
     if constexpr (finds)
       return sink.with(without_effects(sink.map()), behind.looking(sink.end()));
     else
       return LeaveOut{};
   }
-  KERNELS_HD auto knowing(const Sink& sink) const { return sink.with(sink.map(), behind.knowing(sink.end())); }
+  template <class Sink>
+  KERNELS_HD auto knowing(const Sink& sink) const {
+    return sink.with(sink.map(), behind.knowing(sink.end()));
+  }
   template <class Lanes>
   KERNELS_HD void gather(const Lanes& lanes) {
     behind.gather(lanes);
   }
+  template <class Sink>
   KERNELS_HD void write(const Sink& sink, int64_t row, int64_t col, int64_t dim) const {
     behind.write(sink.end(), row, col, dim);
   }
-  static Status check(const Sink& sink, int64_t dim) { return HeadScales<S>::check(sink.end(), dim); }
+  template <class Sink>
+  static Status check(const Sink& sink, int64_t dim) {
+    return HeadScales<S>::check(sink.end(), dim);
+  }
 };
+template <class M, class S>
+struct HeadScales<MappedSink<M, S>, false> : ScalesBehind<S> {};
+template <class M, class S>
+struct HeadScales<RotatingSink<M, S>, false> : ScalesBehind<S> {};
 
 template <class Q, class K, class V>
 struct HeadScales<Qkv<Q, K, V>, false> {
