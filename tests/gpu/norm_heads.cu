@@ -9,14 +9,17 @@
 
 using namespace test;
 
+namespace {
+const auto run = [](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
+  Stream stream;
+  const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
+  stream.wait();
+  return status;
+};
+}  // namespace
+
 TEST_CASE("norm_heads: queries, keys and values of one buffer") {
   Tally t;
-  Stream stream;
-  const auto run = [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
-    const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
-    stream.wait();
-    return status;
-  };
   for (const HeadCase& c : head_cases()) {
     check_norm_heads<k::bfloat16, DeviceMemory>(t, c, c.turn.head_dim == 256, run);
     check_norm_heads<float, DeviceMemory>(t, c, false, run);
@@ -27,25 +30,13 @@ TEST_CASE("norm_heads: queries, keys and values of one buffer") {
 // More heads than all blocks take at once.
 TEST_CASE("norm_heads: blocks that take heads one after the other") {
   Tally t;
-  Stream stream;
   const HeadCase c{Turning(256, 256, false, 7000), 7000, 3, 1};
-  check_norm_heads<k::half, DeviceMemory>(
-      t, c, false, [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
-        const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
-        stream.wait();
-        return status;
-      });
+  check_norm_heads<k::half, DeviceMemory>(t, c, false, run);
   CHECK_TALLY(t);
 }
 
 TEST_CASE("norm_heads: codes of heads, with the scales that are found for them") {
   Tally t;
-  Stream stream;
-  const auto run = [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
-    const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
-    stream.wait();
-    return status;
-  };
   for (const HeadCase& c : head_cases()) {
     if (c.in_place) continue;
     check_found_heads<k::bfloat16, int8_t, float, DeviceMemory>(t, c, run);
@@ -69,13 +60,7 @@ TEST_CASE("norm_heads: heads normalized as they are read") {
 
 TEST_CASE("norm_heads: without rope, and LayerNorm") {
   Tally t;
-  Stream stream;
-  check_plain_heads<float, DeviceMemory>(
-      t, [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
-        const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
-        stream.wait();
-        return status;
-      });
+  check_plain_heads<float, DeviceMemory>(t, run);
   CHECK_TALLY(t);
 }
 
