@@ -2,7 +2,7 @@
 # Builds the benchmarks, measures them and their peers on this machine's first GPU, prints a table for each op and makes a page of all of it.
 #   bench/run.sh                      everything for which 20 minutes of measuring are enough
 #   bench/run.sh --quick              a few shapes, for at most 3
-#   bench/run.sh softmax matmul ...   only these: softmax, layernorm, rmsnorm, elementwise, matmul, decode, prefill, step, sampling,
+#   bench/run.sh softmax matmul ...   only these: softmax, layernorm, rmsnorm, elementwise, matmul, matmul_in_eight, decode, prefill, step,
 #                                     router, norm_heads, host_cost, peers, attention_peers, sampling_peers
 #   bench/run.sh --filter 'fp16/.*x4096/'   only cases whose names this regular expression finds
 #   bench/run.sh --fresh              not on from where the same command was interrupted
@@ -20,7 +20,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source .ci/tools.sh
 
-names=(softmax layernorm rmsnorm elementwise matmul decode prefill step sampling router norm_heads host_cost peers attention_peers sampling_peers)
+names=(softmax layernorm rmsnorm elementwise matmul matmul_in_eight decode prefill step sampling router norm_heads host_cost peers attention_peers sampling_peers)
 suite=(--invoked "$invoked")
 wanted=() few=false dry=false
 while [[ $# -gt 0 ]]; do

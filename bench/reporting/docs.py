@@ -121,6 +121,21 @@ def tokens(results):
                 ["the faster of cuBLAS and cuBLASLt"] + [rate(people, "cublas", "cublaslt") for _, people in squares]]))
 
 
+def in_eight(results):
+    """Products of codes of 8 bits: TFLOP/s, and the time of cuBLASLt over ours."""
+    kinds = {"bf16": "bfloat16", "int8": "int8", "int8_row": "int8, scales of tokens and outputs", "e4m3": "e4m3", "e4m3_fast": "e4m3, fast sums",
+             "e4m3_row": "e4m3, scales of tokens and outputs", "e4m3_block128": "e4m3, scales of 128 columns and 128 x 128 weights"}
+    cases = {(m[1], m[2]): people for m, people in results.of("in_eight", r"(\w+)/(\d+x\d+x\d+)") if us(people, "kernels")}
+    shapes = [shape for shape in dict.fromkeys(shape for _, shape in cases) if "x14336x4096" in shape or shape == "8192x8192x8192"]
+
+    def cell(people):
+        if not us(people, "kernels"):
+            return ""
+        ratio = f" ({us(people, 'cublaslt') / us(people, 'kernels'):.2f})" if us(people, "cublaslt") else ""
+        return f"{people['kernels'].figures['TFLOP/s']:,.0f}" + ratio
+    return markdown([""] + [shape.replace("x", " x ") for shape in shapes], [[title] + [cell(cases.get((kind, shape), {})) for shape in shapes] for kind, title in kinds.items()])
+
+
 def attention(results):
     lengths = [512, 1024, 2048, 4096, 8192, 16384]
     lines = []
@@ -260,7 +275,7 @@ def tables(directory):
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
             "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results), "rounded_inputs": rounded_inputs(results),
-            "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
+            "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "guesses": guesses(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
 

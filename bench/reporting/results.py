@@ -22,7 +22,7 @@ SAMPLING = {"torch": "top_k_top_p", "flashinfer": "top_k_top_p", "torch_plain": 
 # Files in the order of a report, and what they hold. What is missing is said.
 FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm",
          "elementwise": "elementwise operations", "peers": "PyTorch, torch.compile, Triton and others on rows",
-         "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products",
+         "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products", "matmul_in_eight": "products of 8 bits",
          "decode": "decoding", "attention_peers": "attention in turns with its peers", "prefill": "attention of many queries", "step": "layers of a model", "sampling": "sampling",
          "sampling_peers": "peers of sampling", "router": "routing", "norm_heads": "norms of heads", "host_cost": "time of the host",
          "reference": "peers measured in another run", "llm": "examples/llm on the GPU", "llm_cpu": "examples/llm on the CPU",

@@ -148,6 +148,9 @@ def report(directory):
     products, context = read(os.path.join(directory, "matmul.json"))
     if context is not None:
         report_matmul(products, context)
+    in_eight, context = read(os.path.join(directory, "matmul_in_eight.json"))
+    if in_eight:
+        report_matmul(in_eight, context, "matmul_in_eight")
     report_attention(directory)
     report_sampling(directory)
     for name in ("step", "router", "norm_heads"):
@@ -229,10 +232,10 @@ def report_products(name, cases, context):
     print("\n".join(aligned(lines)))
 
 
-def report_matmul(cases, context):
-    """What bench/matmul.cu measured."""
+def report_matmul(cases, context, name="matmul"):
+    """What bench/matmul.cu or bench/matmul_in_eight.cu measured."""
     facts = ["gpu", "cuda", "cublas", "date", "clocks_before", "clocks_after", "command"]
-    print("\nmatmul.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
+    print(f"\n{name}.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
     print("Microseconds. In brackets: for kernels the share of a plain read of the weights, for others their time over that of"
           "\nkernels; < they are faster. early: with programmatic launches and weights_ready.")
     people = [("kernels", "kernels"), ("kernels_early", "early"), ("cublas", "cublas"), ("cublaslt", "cublaslt"), ("pieces", "pieces")]

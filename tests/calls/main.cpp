@@ -27,6 +27,8 @@ k::Status call_matmul(cudaStream_t, const __half* x, const __half* w, const floa
                       int64_t n, int64_t d);
 k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, const __half* scales, __half* y, int64_t m,
                            int64_t n, int64_t d);
+k::Status call_matmul_in_eight(cudaStream_t, const k::float8_e4m3* x, const float* x_scales, const k::float8_e4m3* w,
+                               const float* w_scales, __half* y, int64_t m, int64_t n, int64_t d);
 k::Status call_experts(cudaStream_t, const __half* x, const __half* gate, const __half* up, const int32_t* order,
                        __half* h, const k::MatmulShape&, int64_t top_k, const k::Groups&);
 k::Status call_qkv(cudaStream_t, const __half* x, const __half* wq, const __half* wk, const __half* wv, __half* q,
@@ -125,6 +127,10 @@ int main() {
     y = poisoned(m * n);
     check("matmul, int4", call_matmul_int4(nullptr, x, codes, x, y, tokens, n, d), y, size_t(tokens * n), double(d));
   }
+  const k::float8_e4m3* const eights = filled(size_t(n * d), k::convert<k::float8_e4m3>(1.f));
+  y = poisoned(m * n);
+  check("matmul, in 8 bits", call_matmul_in_eight(nullptr, eights, ones, eights, ones, y, m, n, d), y, size_t(m * n),
+        double(d));
   // The second of two experts has all rows; the first one's weights are no numbers.
   int32_t* const ends = filled(3, int32_t(m));
   __half* const gate = poisoned(2 * n * d);

@@ -429,7 +429,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
                 "half, bfloat16 or float8_e4m3");
   if constexpr (kWarpgroupMma) {
     if constexpr (std::is_same<T, float8_e4m3>::value) {
-      if constexpr (kEights == 12) KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "%48", "%49", "%50", "", "l"(a))
+      static_assert(kEights != 10, "64, 96 or 128 columns");
+      if constexpr (kEights == 8)
+        KERNELS_WARPGROUP_MMA(64, "32", "e4m3", "%32", "%33", "%34", "", "l"(a))
+      else if constexpr (kEights == 12)
+        KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "%48", "%49", "%50", "", "l"(a))
       else KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "%64", "%65", "%66", "", "l"(a))
     } else if constexpr (std::is_same<T, half>::value) {
       KERNELS_WARPGROUP_MMA_OF("f16")
@@ -506,6 +510,30 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
     }
   }
 }
+// Of int8_t, exactly. (The names of d's elements are found when KERNELS_D_n is used.)
+#undef KERNELS_D
+#define KERNELS_D(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
+#define KERNELS_WARPGROUP_MMA_INT8(n, a_name, b_name, adds_name)                                                   \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name                                                    \
+               ", 0;"                                                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" KERNELS_NAMES_##n "}, " a_name ", " b_name \
+                                                                                          ", adds;}"               \
+               : KERNELS_D_##n                                                                                     \
+               : "l"(a), "l"(b), "r"(int(adds)));
+template <class T, int kEights>
+__device__ __forceinline__ void warpgroup_mma(int32_t (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
+  static_assert(std::is_same<T, int8_t>::value && (kEights == 8 || kEights == 12 || kEights == 16),
+                "int8_t, and 64, 96 or 128 columns");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (kEights == 8)
+      KERNELS_WARPGROUP_MMA_INT8(64, "%32", "%33", "%34")
+    else if constexpr (kEights == 12)
+      KERNELS_WARPGROUP_MMA_INT8(96, "%48", "%49", "%50")
+    else
+      KERNELS_WARPGROUP_MMA_INT8(128, "%64", "%65", "%66")
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_INT8
 #undef KERNELS_WARPGROUP_MMA_16_BITS
 #undef KERNELS_WARPGROUP_MMA_HELD
 #undef KERNELS_WARPGROUP_MMA_SHARED
@@ -540,8 +568,8 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int N>
-__device__ __forceinline__ void pin(uint32_t (&d)[N]) {
+template <class T, int N, class = std::enable_if_t<std::is_integral<T>::value && sizeof(T) == 4>>
+__device__ __forceinline__ void pin(T (&d)[N]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }

@@ -38,6 +38,9 @@ struct MatmulPolicy {
   // experts). Then they are prefetched while it is still running. Kernels ahead of that one have ended, and may have
   // written them.
   bool weights_ready = false;
+  // Of inputs and weights of e4m3: the tensor cores add up all of K by themselves, and keep some 14 bits of such sums,
+  // which takes less time. Otherwise they add up 128 columns, and what comes of these is added up in floats.
+  bool fast_sums = false;
   // A token's results have the same bits whatever M is and whichever row the token has: tiles for any number of tokens,
   // blocks never share K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which
   // read few tokens' weights slower.
@@ -50,6 +53,7 @@ struct MatmulPlan : MatmulPolicy {
   bool inputs_rounded = false, weights_rounded = false;  // to 16 bits, in the workspace, by a kernel ahead
   int splits = 1;                       // of K, among the blocks that share a tile of the gemm path
   bool weights_copied = false;          // to shared memory as they lie, several steps ahead
+  bool in_eight = false;                // x and w are multiplied as codes of 8 bits
   const char* why_not = "";             // why this is not the fastest path for this M, or ""
 };
 

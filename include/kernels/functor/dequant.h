@@ -28,8 +28,8 @@ class Scales {
     const int64_t at = (row >> row_log2_) * ld_;
     return {opaque(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? opaque(zeros_ + at) : nullptr};
   }
-  int row_log2() const { return row_log2_; }
-  int col_log2() const { return col_log2_; }
+  KERNELS_HD int row_log2() const { return row_log2_; }
+  KERNELS_HD int col_log2() const { return col_log2_; }
   KERNELS_HD const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
   KERNELS_HD const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
 

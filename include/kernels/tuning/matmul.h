@@ -131,21 +131,34 @@ constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 // latter up to 4 % faster, and 23 % slower for 1024 x 1024 x 4096); bands of 2 to 32 tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
 enum class InputsBy { tma_unit, copies_of_threads, functors };
-constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, InputsBy by, bool narrow,
-                               int tokens, int rows, double weight_bytes, double copied_bytes, int memory_gbs) {
+constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, InputsBy by, double longer,
+                               bool narrow, int tokens, int rows, double weight_bytes, double copied_bytes,
+                               int memory_gbs) {
   const double size = tokens * rows / 8192.,
-               products = rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size,
-               inputs = by == InputsBy::functors ? 0.14 + 0.0036 * tokens
+               products = longer * (rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size),
+               inputs = by == InputsBy::functors                          ? 0.14 + 0.0036 * tokens
                         : by == InputsBy::copies_of_threads && rows < 256 ? products + 0.06
                                                                           : 0,
                working = waves * steps * (products > inputs ? products : inputs),
                reading = (few_blocks ? 1.12 : 1) * weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
-               copying = copied_bytes / (sharers > 1 ? 12e6 : waves > 1 ? 14e6 : 19e6),
+               copying = copied_bytes / (sharers > 1 ? 12e6
+                                         : waves > 1 ? 14e6
+                                                     : 19e6),
                longest = working > reading ? working : reading, others = sharers - 1;
   const double each = (rows == 64 ? 3.5 : 3.9) + (narrow ? 2.5 * size : 0) + (sharers > 1 ? 0.6 : 0) + others * 0.11 +
                       others / sharers * 1.3 * size;
   return (longest > copying ? longest : copying) + waves * each;
 }
+
+// Operands of 8 bits: steps have twice as many columns, and take as long as those of 16 bits where the tensor cores add
+// up all of K; where their sums are added to others so much longer, in tiles with 256 rows of weights or with fewer,
+// without and with factors. H200 (CUDA 13.0, 2026-11, by a program that was not kept), 4096 x 14336 x 4096 in tiles of
+// 128 x 256, microseconds: int8 332, e4m3 388, with factors 523. What is added does not overlap: with turns of the two
+// warpgroups, one adding while the other multiplies, 399 and 566. Two blocks of 128 x 128 on a multiprocessor took 391
+// (bfloat16: 690, and 641 in tiles of 128 x 256); factors in fours of one load 534 to 560; two steps between additions
+// 383, with twice the error.
+constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.6,
+                 kLongerWithFactorsNarrow = 1.75;
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,
 // 2026-11), 54 products of 8 to 2048 tokens, by a program that was not kept: int8 with a scale for a row and int4 with

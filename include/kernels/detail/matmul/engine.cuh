@@ -33,6 +33,8 @@ class ProductEngine {
   // The type that tensor cores take, and whether operands are copied to them as they lie in memory if their alignment
   // allows that.
   using T = meeting_type<X, W>;
+  // That of operands that are multiplied as they are, in 8 bits, or void.
+  using InEight = in_eight_type<X, W>;
   static constexpr bool x_copied = std::is_same<copied_type<X>, T>::value,
                         w_copied = std::is_same<copied_type<W>, T>::value;
 
@@ -94,6 +96,7 @@ class ProductEngine {
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
   const char* why_not(Path path, bool weights_copied, int most, int most_x, bool whole) const {
+    if (path == Path::gemm && in_eight()) return "";
     if (!has_skinny && gains(path).weights)
       return "weights: each block reads them through their functors; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     if (narrow_weights && !Coded<W>::known)
@@ -137,7 +140,7 @@ class ProductEngine {
   Rounds gains(Path path) const {
     // Rows of weights in one go multiply what rounding leaves of inputs, too.
     const bool tiles = path == Path::gemm || (path == Path::skinny && few_fits());
-    if (!can_round || p_.k == 0 || !tiles) return {false, false};
+    if (!can_round || p_.k == 0 || !tiles || (path == Path::gemm && in_eight())) return {false, false};
     const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
     const bool weights = rounds_weights && path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
                          !policy_.batch_invariant && !p_.groups.several() && p_.m >= decoded_once();
@@ -484,6 +487,11 @@ class ProductEngine {
       using Wide = GemmBody<P, T, 8, 256>;
       int image = 0;  // that of all of them: they are compiled together
       KERNELS_TRY(image_architecture<Single>(ex_, image));
+      if constexpr (can_be_in_eight()) {
+        bool taken = false;
+        if (in_eight()) KERNELS_TRY(run_boxed<InEight>(image, plan, taken));
+        if (taken) return {};
+      }
       if constexpr (chunk_x > 1) {
         if (pack_x_ >= chunk_x && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
           if constexpr (BoxedGemmBody<P, T, 128>::possible) {
@@ -512,6 +520,27 @@ class ProductEngine {
       return start_gemm<Single>(cheapest<Single>(image), plan);
     }
     return unsupported("matmul: no tensor-core path for these weights");
+  }
+  static constexpr bool can_be_in_eight() {
+    if constexpr (std::is_void<InEight>::value || !narrow_weights)
+      return false;
+    else
+      return BoxedGemmBody<P, InEight, 128>::possible;
+  }
+  // Whether codes of inputs and weights are multiplied as they are: by wgmma, from rows at multiples of 16 bytes, with
+  // scales for whole steps or rows.
+  bool in_eight() const {
+    if constexpr (can_be_in_eight()) {
+      bool has = false;
+      const bool several = p_.groups.several(),
+                 suit = scales_suit_inputs(p_.x, p_.k) &&
+                        scales_suit_weights(p_.template weights<0>(), p_.k, p_.n, several) &&
+                        scales_suit_weights(p_.template weights<P::matrices - 1>(), p_.k, p_.n, several) &&
+                        group_log2() >= 0;
+      return p_.k > 0 && p_.k <= kMostColumnsInEight && pack_x_ >= 16 && pack_w_ >= 16 && suit &&
+             has_code<BoxedGemmBody<P, InEight, 128>>(ex_, has).ok() && has;
+    }
+    return false;
   }
   // Whether the sink does.
   bool takes_packs_of_8() const { return p_.n % 8 == 0 && max_pack_of(p_.out) >= 8; }
@@ -584,15 +613,24 @@ class ProductEngine {
       return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
     else if constexpr (!Body::boxed)
       return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
-    const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
+    const double weight_bytes =
+        128. / Body::kStep * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const int64_t filled = tiles_with_tokens<Body>(tokens);
     const double copied_bytes = double(filled) * steps * gemm_stage_bytes(tokens, Body::kRows);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
-    const auto by = in_rows<X, T> ? tuning::InputsBy::tma_unit
-                    : x_copied ? tuning::InputsBy::copies_of_threads
-                               : tuning::InputsBy::functors;
-    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, !takes_packs_of_8(), tokens, Body::kRows,
+    double longer = 1;
+    if constexpr (!std::is_void<InEight>::value) {
+      const bool factors = scaled_by_steps(p_.x, p_.k) || scaled_by_steps(p_.template weights<0>(), p_.k);
+      if (factors)
+        longer = Body::kRows == 256 ? tuning::kLongerWithFactors : tuning::kLongerWithFactorsNarrow;
+      else if (std::is_same<InEight, float8_e4m3>::value && !policy_.fast_sums)
+        longer = Body::kRows == 256 ? tuning::kLongerByAdding : tuning::kLongerByAddingNarrow;
+    }
+    const auto by = in_rows<X, T> || in_rows<X, InEight> ? tuning::InputsBy::tma_unit
+                    : x_copied                           ? tuning::InputsBy::copies_of_threads
+                                                         : tuning::InputsBy::functors;
+    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
                                  weight_bytes, copied_bytes, ex_.device().memory_gbs);
   }
   // Where the TMA unit can copy weights.
@@ -619,6 +657,11 @@ class ProductEngine {
   template <class Body>
   Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
+    if constexpr (Body::in_eight) {  // or they are decoded
+      taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
+      if (plan != nullptr) plan->in_eight = taken;
+      return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
+    }
     if (choice.tokens == 0 || Body::make_maps(ex_, p_, choice.tokens, maps))
       return start_gemm<Body>(choice, plan, 0, maps);
     // There is other code for what is stacked, of which not all can be mapped. For matrices it would be too much: all
@@ -684,8 +727,9 @@ class ProductEngine {
       return {};
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = output_tiles<Body>();
-    const GemmParams<P> params{p_, {tokens, outputs}, choice.tokens, takes_packs_of_8(),
-                               policy_.weights_ready, choice.ring.few, group_log2};
+    const GemmParams<P> params{
+        p_,         {tokens, outputs}, choice.tokens, takes_packs_of_8(), policy_.weights_ready, choice.ring.few,
+        group_log2, policy_.fast_sums};
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);

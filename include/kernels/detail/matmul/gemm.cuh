@@ -87,6 +87,7 @@ struct GemmParams {
   bool weights_ready;  // before the kernel ahead has ended
   bool few_stages;     // kGemmFewStages, as the device has no room for more
   int group_log2;      // of codes, as group_log2_of() says
+  bool fast_sums;      // of e4m3, as the policy says
 };
 
 template <int kOutputs, class P>

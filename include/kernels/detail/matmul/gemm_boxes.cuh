@@ -1,18 +1,20 @@
-// Products with many tokens for sm_90a, where weights of 16 bits lie in memory as wgmma takes them: a thread has the
-// TMA unit copy boxes of them, and groups of four warps multiply. The same thread has it copy inputs that lie in memory
-// in that way, too; others are brought by all threads of the producers' warps.
+// Products with many tokens for sm_90a, where weights lie in memory as wgmma takes them: a thread has the TMA unit copy
+// boxes of them, and groups of four warps multiply. The same thread has it copy inputs that lie in memory in that way,
+// too; others are brought by all threads of the producers' warps. Weights are of 16 bits, or, as inputs then are, of 8
+// (gemm_in_eight.cuh).
 //
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+      producer   | stage 0 | stage 1 | ... |   as far ahead as
 //   kTokens          | warps 0 to 3  | warps 4 to 7  |                                               there are stages
 //                    +---------------+---------------+      consumers      | stage 0 | stage 1 | ...
 //
-// A stage is what a step of 64 columns takes: inputs kTokens x 64, then weights kRows x 64, rows of 128 bytes, swizzled
-// as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh. Where there are few tokens,
-// tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
+// A stage is what a step takes: inputs of kTokens rows, then weights of kRows, each of 128 bytes (64 columns, or 128 of
+// 8 bits), swizzled as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh. Where there
+// are few tokens, tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
 #pragma once
 
 #include "gemm.cuh"
+#include "gemm_in_eight.cuh"
 #include "gemm_inputs.cuh"
 #include "gemm_weights.cuh"
 
@@ -34,12 +36,15 @@ struct BoxedGemmBody {
   using X = typename P::X;
   using Params = BoxedGemmParams<P, T, kRows_>;
   using Maps = BoxedMaps<P, T, kRows_>;
-  static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
+  static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kRowBytes = 128,
+                       kStep = kRowBytes / int(sizeof(T));
+  static constexpr bool in_eight = sizeof(T) == 1;
   // Warpgroups that multiply, and the rows of each.
   static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = kRows / kGroups, kConsumers = 128 * kGroups;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
-  static constexpr bool possible = WeightMaps<P, T, kRows_>::possible, has_input_boxes = InputMaps<X, T>::possible;
+  static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
+                        possible = WeightMaps<P, T, kRows_>::possible && (has_input_boxes || !in_eight);
   // Producers that bring inputs are many, in warpgroups that take turns: functors take their time, and so do loads.
   static constexpr int kWarpgroup = 128, kTurns = has_input_boxes || kRows == 256 ? 1 : 2;
   static constexpr int kProducers = kTurns * kWarpgroup;
@@ -54,6 +59,7 @@ struct BoxedGemmBody {
                           kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
+    if (in_eight && tokens > 128) return false;  // for want of registers
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
     if (kRows == 256) return tokens >= 128 && (has_input_boxes || ByThreads<128>::copied);
     return tokens < 160 || has_input_boxes || ByThreads<160>::ahead;
@@ -73,6 +79,7 @@ struct BoxedGemmBody {
     if constexpr (arch::kWarpgroupMma && (is_here<64> || is_here<128>)) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
+      __shared__ float factors[Factors::possible ? Factors::kFloats * kMostStages : 1];
       const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
@@ -84,10 +91,12 @@ struct BoxedGemmBody {
         if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
         for (const arch::TensorMap& map : params.maps.weights.maps) arch::prefetch_map(map);
       }
+      const bool has_factors = Factors::are_there(p);
       if (threadIdx.x == 0) {
+        const int bringers = has_factors ? kFactorThreads : has_input_boxes ? 0 : kWarpgroup;
         for (int i = 0; i < kMostStages; ++i)
-          arch::mbarrier_init(ring.full(i), has_input_boxes ? 1 : 1 + kWarpgroup),
-              arch::mbarrier_init(ring.empty(i), kGroups);
+          arch::mbarrier_init(ring.full(i), 1 + bringers),
+              arch::mbarrier_init(ring.empty(i), has_factors ? 4 * kGroups : kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
@@ -97,6 +106,9 @@ struct BoxedGemmBody {
       if constexpr (has_input_boxes) {
         if (produces) {
           if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
+          if constexpr (Factors::possible)
+            if (has_factors && threadIdx.x >= kConsumers + 32)
+              return bring_factors(params, tile, ring, factors, first, end);
           if (!carries_boxes(0)) return;
           const uint32_t to = opaque(arch::shared_address(stages));
           if (params.maps.weights.of_tile(p, tile).parted() || params.maps.x.of_tile(tile, params.tokens).count > 1)
@@ -127,7 +139,12 @@ struct BoxedGemmBody {
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
-          if (params.tokens == kHeight) consume<kHeight>(ring, stages, end - first);
+          if (params.tokens != kHeight) return;
+          if constexpr (Factors::possible)
+            if (has_factors) return add_steps<kHeight, true>(p, tile, ring, stages, factors, end - first);
+          if constexpr (std::is_same<T, float8_e4m3>::value)
+            if (!params.fast_sums) return add_steps<kHeight, false>(p, tile, ring, stages, factors, end - first);
+          consume<kHeight>(p, tile, ring, stages, end - first);
         }
       };
       run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
@@ -140,8 +157,10 @@ struct BoxedGemmBody {
  private:
   template <int kHeight>
   static constexpr bool is_here = has(kHeight, arch::kCompiledFor);
-  static constexpr int kMostStages = gemm_stages(90, 64, kRows, false);
+  static constexpr int kMostStages = gemm_stages(90, kRows == 256 ? 128 : 64, kRows, false);
   static constexpr int kBarrier = 1;  // a named barrier
+  static constexpr int kFactorThreads = kWarpgroup - 32;
+  using Factors = StepFactors<P, kRows, kFactorThreads>;
   // The barriers of all stages, by their address: of a variable the compiler would find it anew each time.
   struct Ring {
     uint32_t at;
@@ -159,7 +178,7 @@ struct BoxedGemmBody {
                                                        int input_bytes = 0) {
     const uint32_t full = ring.full(stage), at = stages + stage * gemm_stage_bytes(params.tokens, kRows);
     arch::mbarrier_arrive_expect(full, weights.template bytes<kParted>() + input_bytes);
-    weights.template copy<kParted>(at + params.tokens * (kStep * 2), step * kStep, full);
+    weights.template copy<kParted>(at + params.tokens * kRowBytes, step * kStep, full);
   }
   // Whether weights come before the kernel ahead has ended.
   static __device__ __forceinline__ bool comes_early(const Params& params) {
@@ -196,6 +215,23 @@ struct BoxedGemmBody {
       if (step >= begun) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
       if (!early || step >= begun) weights(step, at.stage);
       inputs.template copy<kParted>(stages + at.stage * stage_bytes, step * kStep, ring.full(at.stage));
+      at.next();
+    }
+  }
+  // The factors of steps, by the warps besides.
+  static __device__ __forceinline__ void bring_factors(const Params& params, const Tile& tile, const Ring& ring,
+                                                       float* factors, int first, int end) {
+    const int count = stages_for(params.tokens);
+    Factors mine(params.problem, tile, threadIdx.x - kConsumers - 32);
+    arch::grid_dependency_wait();
+    mine.fetch(first * kStep);
+    RingPlace at(count);
+#pragma unroll 1
+    for (int step = first; step < end; ++step) {
+      if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
+      mine.put(factors + at.stage * Factors::kFloats);
+      arch::mbarrier_arrive(ring.full(at.stage));
+      if (step + 1 < end) mine.fetch((step + 1) * kStep);
       at.next();
     }
   }
@@ -237,51 +273,195 @@ struct BoxedGemmBody {
 
   // ---- consumers ----------------------------------------------------------------------------------------------------
 
-  // A warpgroup's sums, of 128 or 64 rows of weights with all tokens.
+  // A warpgroup's sums, of 128 or 64 rows of weights with all tokens, and the same as the tensor cores add up those of
+  // int8.
+  static constexpr int kHalves = kGroupRows / 64;
   template <int kHeight>
-  using Sums = std::conditional_t<kGroupRows == 128, float[kHeight / 32][32], float[kHeight / 8][4]>;
+  using Sums = std::conditional_t<kHalves == 2, float[kHeight / 32][32], float[kHeight / 8][4]>;
+  template <int kHeight>
+  using RunningSums = std::conditional_t<in_eight, SumsInEight<T, kHeight>[kHalves], Sums<kHeight>>;
+  // Four of a half's: tokens 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
   template <int kBlocks>
-  static __device__ __forceinline__ void begin_step(float (&sums)[kBlocks][32], uint64_t w, uint64_t x, int stage) {
-    begin_products<T>(sums, w, x, stage);
+  static __device__ __forceinline__ float* four_of(float (&sums)[kBlocks][32], int half, int j) {
+    return sums[j / 4] + half * 16 + j % 4 * 4;
   }
   template <int kEights>
-  static __device__ __forceinline__ void begin_step(float (&sums)[kEights][4], uint64_t w, uint64_t x, int stage) {
+  static __device__ __forceinline__ float* four_of(float (&sums)[kEights][4], int, int j) {
+    return sums[j];
+  }
+
+  // Inputs and weights of a warpgroup's first stage.
+  struct Operands {
+    uint64_t x, w;
+    __device__ __forceinline__ Operands(unsigned char* stages, int height)
+        : x(arch::warpgroup_tile(arch::shared_address(stages))),
+          w(arch::warpgroup_tile(arch::shared_address(stages) + height * kRowBytes +
+                                 threadIdx.x / 128 * (kGroupRows * kRowBytes))) {}
+  };
+  template <int kBlocks>
+  static __device__ __forceinline__ void begin_step(float (&sums)[kBlocks][32], const Operands& of, int stage) {
+    begin_products<T>(sums, of.w, of.x, stage);
+  }
+  template <int kEights>
+  static __device__ __forceinline__ void begin_step(float (&sums)[kEights][4], const Operands& of, int stage) {
     arch::warpgroup_fence();
     KERNELS_UNROLL
-    for (int k = 0; k < 4; ++k) arch::warpgroup_mma<T>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k, true);
+    for (int k = 0; k < 4; ++k)
+      arch::warpgroup_mma<T>(sums, of.w + stage / 16 + 2 * k, of.x + stage / 16 + 2 * k, true);
     arch::warpgroup_commit();
   }
-  // Leaves the sums in shared memory, from `stages` on, as the slabs of warps.
   template <int kHeight>
-  static __device__ __forceinline__ void consume(const Ring& ring, unsigned char* stages, int steps) {
-    constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kBlocks = kHeight / 32;
-    static_assert(kRows / 32 * kBlocks * Slabs::kFloats * 4 <= gemm_stages(90, kHeight, kRows, false) * kStageBytes,
-                  "what is handed over takes the place of the stages");
-    const int group = threadIdx.x / 128;
-    const uint64_t x = arch::warpgroup_tile(arch::shared_address(stages)),
-                   w = arch::warpgroup_tile(arch::shared_address(stages) + kHeight * kStep * 2 +
-                                            group * (kGroupRows * kStep * 2));
-    Sums<kHeight> sums = {};
+  static __device__ __forceinline__ void begin_step(SumsInEight<T, kHeight> (&sums)[kHalves], const Operands& of,
+                                                    int stage) {
+    arch::warpgroup_fence();
+    KERNELS_UNROLL
+    for (int half = 0; half < kHalves; ++half) begin_half(sums[half], of, stage, half, true);
+    arch::warpgroup_commit();
+  }
+  template <int kHeight>
+  static __device__ __forceinline__ void begin_half(SumsInEight<T, kHeight>& sums, const Operands& of, int stage,
+                                                    int half, bool adds) {
+    sums.multiply(of.w + (stage + half * (64 * kRowBytes)) / 16, of.x + stage / 16, adds);
+  }
+
+  // The tensor cores add up all of K.
+  template <int kHeight>
+  static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
+                                                 int steps) {
+    constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows);
+    const Operands operands(stages, kHeight);
+    RunningSums<kHeight> sums = {};
     RingPlace at(stages_for(kHeight));
     int done = -1;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
       if constexpr (!has_input_boxes) arch::async_proxy_fence();
-      begin_step(sums, w, x, at.stage * kStageBytes);
+      begin_step(sums, operands, at.stage * kStageBytes);
       arch::warpgroup_wait<1>();
       if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));
       done = at.stage;
       at.next();
     }
     arch::warpgroup_wait<0>();
-    KERNELS_UNROLL
-    for (auto& some : sums) arch::pin(some);
+    if constexpr (in_eight) {
+      Sums<kHeight> all = {};
+      KERNELS_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        arch::pin(sums[half].sums);
+        sums[half].template add_to<false>([&](int j) { return four_of(all, half, j); }, nullptr);
+      }
+      lay_out<kHeight>(p, tile, all, stages);
+    } else {
+      KERNELS_UNROLL
+      for (auto& some : sums) arch::pin(some);
+      lay_out<kHeight>(p, tile, sums, stages);
+    }
+  }
+  // They add up a step. Where registers allow it, the sums of one half of the rows
+  // are added to those of all of K while they multiply the other half; otherwise while they multiply for the other
+  // warpgroup.
+  template <int kHeight, bool kFactors>
+  static __device__ __forceinline__ void add_steps(const P& p, const Tile& tile, const Ring& ring,
+                                                   unsigned char* stages, const float* factors, int steps) {
+    constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kAtOnce = kHalves == 2 && kHeight <= 96 ? 2 : 1;
+    const Operands operands(stages, kHeight);
+    factors += threadIdx.x / 128 * (kHalves * Factors::kTokens) + threadIdx.x % 4 * 2;
+    Sums<kHeight> sums = {};
+    SumsInEight<T, kHeight> of_step[kAtOnce];
+    RingPlace at(stages_for(kHeight));
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
+      const auto begin = [&](int half) {
+        arch::warpgroup_fence();
+        begin_half(of_step[half % kAtOnce], operands, at.stage * kStageBytes, half, false);
+        arch::warpgroup_commit();
+      };
+      KERNELS_UNROLL
+      for (int half = 0; half < kAtOnce; ++half) begin(half);
+      KERNELS_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        if (half >= kAtOnce) begin(half);
+        if (kAtOnce == 2 && half == 0)
+          arch::warpgroup_wait<1>();
+        else
+          arch::warpgroup_wait<0>();
+        auto& some = of_step[half % kAtOnce];
+        arch::pin(some.sums);
+        if (!kFactors && half == kHalves - 1 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(at.stage));
+        some.template add_to<kFactors>([&](int j) { return four_of(sums, half, j); },
+                                       factors + at.stage * Factors::kFloats + half * Factors::kTokens);
+      }
+      if constexpr (kFactors) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(ring.empty(at.stage));
+      }
+      at.next();
+    }
+    lay_out<kHeight>(p, tile, sums, stages);
+  }
+
+  // Sums times the scales of whole rows of codes.
+  template <int kHeight>
+  static __device__ __forceinline__ void scale_rows(const P& p, const Tile& tile, Sums<kHeight>& sums) {
+    using Gate = typename Factors::Gate;
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if constexpr (Coded<Gate>::scaled) {
+      if (!scaled_by_steps(p.template weights<0>(), p.k)) {
+        KERNELS_UNROLL
+        for (int half = 0; half < kHalves; ++half) {
+          KERNELS_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int of_warp = g + i * 8, output = kHalves == 1       ? warp * 16 + of_warp
+                                                    : P::matrices == 2 ? group * 64 + warp * 16 + of_warp
+                                                                       : group * 128 + warp * 32 + half * 16 + of_warp;
+            // The last row stands for those that are not there.
+            const int64_t n = tile.weights + lesser<int64_t>(tile.output + output, p.n - 1);
+            const auto* const scale = half % P::matrices == 0
+                                          ? coded_row(p.template weights<0>(), n).scales
+                                          : coded_row(p.template weights<P::matrices - 1>(), n).scales;
+            const float factor = convert<float>(*scale);
+            KERNELS_UNROLL
+            for (int j = 0; j < kHeight / 8; ++j) {
+              float* const four = four_of(sums, half, j);
+              four[2 * i] *= factor, four[2 * i + 1] *= factor;
+            }
+          }
+        }
+      }
+    }
+    if constexpr (Coded<X>::scaled) {
+      if (!scaled_by_steps(p.x, p.k)) {
+        KERNELS_UNROLL
+        for (int j = 0; j < kHeight / 8; ++j) {
+          KERNELS_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int64_t token = lesser<int64_t>(tile.token + j * 8 + t * 2 + i, tile.token_end - 1);
+            const float factor = convert<float>(*p.x.scales().scale_at(token, 0));
+            KERNELS_UNROLL
+            for (int half = 0; half < kHalves; ++half) {
+              float* const four = four_of(sums, half, j);
+              four[i] *= factor, four[2 + i] *= factor;
+            }
+          }
+        }
+      }
+    }
+  }
+  // Leaves the sums in shared memory, from `stages` on, as the slabs of warps.
+  template <int kHeight>
+  static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, Sums<kHeight>& sums,
+                                                 unsigned char* stages) {
+    constexpr int kBlocks = kHeight / 32;
+    static_assert(kRows / 32 * kBlocks * Slabs::kFloats * 4 <=
+                      gemm_stages(90, kHeight, kRows, false) * gemm_stage_bytes(kHeight, kRows),
+                  "what is handed over takes the place of the stages");
+    if constexpr (in_eight) scale_rows<kHeight>(p, tile, sums);
     arch::named_barrier_sync(kBarrier, kConsumers);  // slabs take the place of the stages
     float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kBlocks);
     KERNELS_UNROLL
-    for (int i = 0; i < kBlocks; ++i)
-      Slabs::lay_out(mine + i * Slabs::kFloats, sums[i * (kGroupRows == 128 ? 1 : 4)]);
+    for (int i = 0; i < kBlocks; ++i) Slabs::lay_out(mine + i * Slabs::kFloats, sums[i * (kHalves == 2 ? 1 : 4)]);
   }
 };
 

@@ -23,10 +23,10 @@ struct RingPlace {
   __device__ __forceinline__ void next() { go(1); }
 };
 
-// For the TMA unit, which copies inputs of type T that lie in memory in rows, in boxes of 64 columns. One of which rows
-// are not there takes longer (129 x 4096 x 4096: 25.5 us for 19.6 with 192 tokens): so the last tokens of each group
-// have a box of their own, or, where only the device knows how many they are, boxes of 16. What lies behind them, in
-// shared memory or in that of inputs, makes results that nobody wants.
+// For the TMA unit, which copies inputs of type T that lie in memory in rows, in boxes of 128 bytes of these. One of
+// which rows are not there takes longer (129 x 4096 x 4096: 25.5 us for 19.6 with 192 tokens): so the last tokens of
+// each group have a box of their own, or, where only the device knows how many they are, boxes of 16. What lies behind
+// them, in shared memory or in that of inputs, makes results that nobody wants.
 template <class X, class T>
 struct InputMaps {
   static constexpr bool possible = in_rows<X, T>;
@@ -39,9 +39,10 @@ struct InputMaps {
   void make(const Exec& ex, const P& p, int tokens) {
     if constexpr (possible) {
       const bool sizes_known = p.groups.offsets == nullptr;
-      const int64_t rows = sizes_known ? p.m * p.groups.count : p.m, stride = p.x.at(1, 0) - p.x.at(0, 0);
+      const auto& x = without_scales(p.x);
+      const int64_t rows = sizes_known ? p.m * p.groups.count : p.m, stride = x.at(1, 0) - x.at(0, 0);
       if (stride == 0 || rows > INT32_MAX) return;
-      const MappedRows tensor{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
+      const MappedRows tensor{x.at(0, 0), int(sizeof(T)), p.k, rows, 1, 1, stride, 0, 0};
       last_tokens = !sizes_known ? 16 : p.m % tokens == 0 ? tokens : int(p.m % tokens);
       made = make_tensor_map(ex, tensor, tokens, whole) && make_tensor_map(ex, tensor, last_tokens, last);
     }

@@ -1,4 +1,4 @@
-// The weights of a tile on their way to shared memory: boxes that the TMA unit copies, a step of 64 columns at a time.
+// The weights of a tile on their way to shared memory: boxes that the TMA unit copies, 128 bytes of each row at a time.
 //
 // In tiles of more than 64 rows of one matrix, these are in another order than in memory, as the slabs of the epilogue
 // want them: of each 64, wgmma gives a warp 16, and those of two 64s are neighbors as outputs: half h of slab s, of 32
@@ -70,12 +70,14 @@ struct RowMaps {
 
  private:
   template <class S>
-  static bool make(const Exec& ex, const P& p, const S& weights, bool slabs, arch::TensorMap& map) {
+  static bool make(const Exec& ex, const P& p, const S& source, bool slabs, arch::TensorMap& map) {
+    const auto& weights = without_scales(source);
     const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
+    const int bytes = sizeof(T);
     if (rows > INT32_MAX) return false;
     if (woven && slabs && rows >= 32)
-      return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
-    return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
+      return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
+    return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
   }
 };
 
@@ -93,7 +95,8 @@ constexpr int parts_in_rows<Stacked<S, kParts>, T> = kParts * parts_in_rows<S, T
 
 template <class S>
 PartOfRows part_of(const S& source, int, int64_t rows) {
-  return {source.at(0, 0), rows, source.at(1, 0) - source.at(0, 0), 0, 0};
+  const auto& weights = without_scales(source);
+  return {weights.at(0, 0), rows, weights.at(1, 0) - weights.at(0, 0), 0, 0};
 }
 template <class S>
 PartOfRows part_of(const Paired<S>& source, int i, int64_t rows) {
@@ -127,9 +130,12 @@ struct StackMaps {
       // The same whatever the tile: they add up in the same order, but those for what cannot be mapped do not.
       if (of_head % 4 != 0 && 4 % of_head != 0) return false;
       const int box = int(lesser(of_head, run));
-      const MappedTensor<5> tensor{part.from, 2, p.k, {2, 16, of_head, part.rows / 32 / of_head},
-                                   {paired ? part.half * ld : ld, paired ? ld : 2 * ld, (paired ? 16 : 32) * ld,
-                                    part.head_dim * ld}};
+      const MappedTensor<5> tensor{
+          part.from,
+          int(sizeof(T)),
+          p.k,
+          {2, 16, of_head, part.rows / 32 / of_head},
+          {paired ? part.half * ld : ld, paired ? ld : 2 * ld, (paired ? 16 : 32) * ld, part.head_dim * ld}};
       if (!make_tensor_map<5>(ex, tensor, {2, kRows > 64 ? 8 : 16, box, int(run) / box}, maps[i])) return false;
       begins[i] = int(begin), slabs[i] = int(of_head);
       begin += part.rows;

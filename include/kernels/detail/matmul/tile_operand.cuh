@@ -28,11 +28,28 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
 }
 
-// Whether an operand lies in memory as it is, in rows of one distance.
+// Whether tensor cores multiply codes of this type of 8 bits as they are.
+template <class T>
+constexpr bool is_multiplied_in_8 = std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value;
+
+// Whether an operand lies in memory as tensor cores take it, of type T in rows of one distance. Scales of codes are
+// read beside them.
 template <class S, class T>
 constexpr bool in_rows = false;
 template <class T, Cache kCache>
-constexpr bool in_rows<DirectLoad<T, float, kCache>, T> = is_16_bit<T>;
+constexpr bool in_rows<DirectLoad<T, float, kCache>, T> = is_16_bit<T> || is_multiplied_in_8<T>;
+template <class Codes, class Scale, class T>
+constexpr bool in_rows<Dequant<Codes, Scales<Scale>>, T> = is_multiplied_in_8<T>&& in_rows<Codes, T>;
+
+// Where it lies: the source without its scales.
+template <class S>
+const S& without_scales(const S& source) {
+  return source;
+}
+template <class Codes, class Scale>
+const Codes& without_scales(const Dequant<Codes, Scale>& source) {
+  return source.codes();
+}
 
 // Whether the weights of a product do: of one matrix, or both of a gate.
 template <class P, class T>

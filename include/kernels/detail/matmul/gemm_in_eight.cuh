@@ -1,0 +1,141 @@
+// Products of which both operands are codes of the same type of 8 bits, int8 or e4m3, which wgmma multiplies as they
+// are, twice as many at a time as numbers of 16 bits: what is different for them in gemm_boxes.cuh.
+//
+// A step has 128 columns. The tensor cores keep some 14 bits of long sums of e4m3, so that they add up a step, and
+// what it makes is added to sums in floats; those of int8 are exact for all of K. Scales of dequant() are
+// multiplied at the end where they are for whole rows, or else, for 128 columns or more, when a step's sums are added.
+#pragma once
+
+#include "codes.cuh"
+#include "tile_operand.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// The type of 8 bits that both operands of a product are in, or void.
+template <class X, class W>
+using in_eight_type =
+    std::conditional_t<std::is_same<typename Coded<X>::Code, typename Coded<W>::Code>::value &&
+                           is_multiplied_in_8<typename Coded<X>::Code> && !has_zeros<X> && !has_zeros<W>,
+                       typename Coded<X>::Code, void>;
+// Up to how many columns sums of int8 fit 32 bits.
+constexpr int64_t kMostColumnsInEight = (int64_t(1) << 17) - 1;
+
+// Whether a source has scales for so many columns, and not for whole rows.
+template <class S>
+KERNELS_HD bool scaled_by_steps(const S& source, int64_t cols) {
+  if constexpr (is_dequant<S>::value)
+    return source.scales().col_log2() < 31 && source.scales().col_log2() >= 0 &&
+           int64_t(1) << source.scales().col_log2() < cols;
+  else
+    return false;
+}
+// Whether scales are read as these kernels do: of inputs, or of weights that several products have so many rows of.
+template <class S>
+bool scales_suit_inputs(const S& source, int64_t cols) {
+  if constexpr (is_dequant<S>::value)
+    return !scaled_by_steps(source, cols) || source.scales().col_log2() >= 7;
+  else
+    return true;
+}
+template <class S>
+bool scales_suit_weights(const S& source, int64_t cols, int64_t rows, bool groups) {
+  const bool by_blocks = scaled_by_steps(source, cols);
+  if constexpr (is_dequant<S>::value) {
+    if (by_blocks)
+      return source.scales().col_log2() >= 7 && source.scales().row_log2() >= 7 && (!groups || rows % 128 == 0);
+  }
+  if constexpr (Coded<S>::scaled && !is_dequant<S>::value) return group_log2_of(source, cols) == kOneForAll;
+  return true;
+}
+
+// The factors of a step's sums, in shared memory: of each 64 rows of a tile with each token, a scale of weights times
+// one of inputs. kThreads bring them.
+template <class P, int kRows, int kThreads>
+class StepFactors {
+ public:
+  using X = typename P::X;
+  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  static constexpr bool possible = is_dequant<X>::value || is_dequant<Gate>::value;
+  static constexpr int kTokens = 128, kQuarters = kRows / 64, kFloats = possible ? kTokens * kQuarters : 0;
+
+  static __device__ __forceinline__ bool are_there(const P& p) {
+    return possible && (scaled_by_steps(p.x, p.k) || scaled_by_steps(p.template weights<0>(), p.k));
+  }
+  __device__ __forceinline__ StepFactors(const P& p, const Tile& tile, int thread)
+      : p_(p),
+        tile_(tile),
+        thread_(thread),
+        of_inputs_(scaled_by_steps(p.x, p.k)),
+        of_weights_(scaled_by_steps(p.template weights<0>(), p.k)) {}
+
+  // Asks for those of the step that begins with column `col`.
+  __device__ __forceinline__ void fetch(int col) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t token = tile_.token + thread_ + i * kThreads;
+      inputs_[i] = 1;
+      if constexpr (is_dequant<X>::value)
+        if (of_inputs_ && token < tile_.token_end) inputs_[i] = convert<float>(*p_.x.scales().scale_at(token, col));
+    }
+    KERNELS_UNROLL
+    for (int i = 0; i < kQuarters; ++i) {
+      weights_[i] = 1;
+      if constexpr (is_dequant<Gate>::value) {
+        // Of these rows the first stands for all, which have one scale.
+        const int64_t output = tile_.output + (P::matrices == 2 ? i / 2 * 64 : i / 2 * 128);
+        const auto& scales =
+            i % P::matrices == 0 ? p_.template weights<0>().scales() : p_.template weights<P::matrices - 1>().scales();
+        if (of_weights_ && output < p_.n) weights_[i] = convert<float>(*scales.scale_at(tile_.weights + output, col));
+      }
+    }
+  }
+  __device__ __forceinline__ void put(float* to) const {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const int token = thread_ + i * kThreads;
+      KERNELS_UNROLL
+      for (int j = 0; j < kQuarters; ++j)
+        if (token < kTokens) to[j * kTokens + token] = inputs_[i] * weights_[j];
+    }
+  }
+
+ private:
+  static constexpr int kEach = (kTokens + kThreads - 1) / kThreads;
+  const P& p_;
+  const Tile& tile_;
+  int thread_;
+  bool of_inputs_, of_weights_;
+  float inputs_[kEach], weights_[kQuarters];
+};
+
+// Sums of 64 rows of weights with kHeight tokens, as wgmma has them.
+template <class T, int kHeight>
+struct SumsInEight {
+  std::conditional_t<std::is_same<T, int8_t>::value, int32_t, float> sums[kHeight / 8][4] = {};
+
+  // Begins the products of a step: w and x are its tiles. adds: to what there is.
+  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x, bool adds) {
+    KERNELS_UNROLL
+    for (int k = 0; k < 4; ++k) arch::warpgroup_mma<T>(sums, w + 2 * k, x + 2 * k, adds || k > 0);
+  }
+  // Adds them to to(j), four of tokens 8j + 2t, 8j + 2t + 1 of row g, then of row g + 8. factors: of the lane's first
+  // tokens, and those behind.
+  template <bool kFactors, class To>
+  __device__ __forceinline__ void add_to(const To& to, const float* factors) const {
+    KERNELS_UNROLL
+    for (int j = 0; j < kHeight / 8; ++j) {
+      float* const into = to(j);
+      ::float2 two{1, 1};
+      if constexpr (kFactors) two = *reinterpret_cast<const ::float2*>(factors + j * 8);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kFactors) into[i] = fmaf(float(sums[j][i]), i % 2 == 0 ? two.x : two.y, into[i]);
+        else into[i] += float(sums[j][i]);
+      }
+    }
+  }
+};
+
+}  // namespace detail
+KERNELS_END
