@@ -96,7 +96,7 @@ struct BoxedGemmBody {
         const int bringers = has_factors ? kFactorThreads : has_input_boxes ? 0 : kWarpgroup;
         for (int i = 0; i < kMostStages; ++i)
           arch::mbarrier_init(ring.full(i), 1 + bringers),
-              arch::mbarrier_init(ring.empty(i), has_factors ? 4 * kGroups : kGroups);
+              arch::mbarrier_init(ring.empty(i), has_factors ? kConsumers : kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
@@ -393,10 +393,8 @@ struct BoxedGemmBody {
         some.template add_to<kFactors>([&](int j) { return four_of(sums, half, j); },
                                        factors + at.stage * Factors::kFloats + half * Factors::kTokens);
       }
-      if constexpr (kFactors) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(ring.empty(at.stage));
-      }
+      // Products have read operands for the whole warpgroup, but factors each lane for itself.
+      if constexpr (kFactors) arch::mbarrier_arrive(ring.empty(at.stage));
       at.next();
     }
     lay_out<kHeight>(p, tile, sums, stages);
