@@ -79,7 +79,7 @@ struct BoxedGemmBody {
     if constexpr (arch::kWarpgroupMma && (is_here<64> || is_here<128>)) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
-      __shared__ float factors[Factors::possible ? Factors::kFloats * kMostStages : 1];
+      __shared__ __align__(8) float factors[Factors::possible ? Factors::kFloats * kMostStages : 1];
       const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
@@ -358,9 +358,8 @@ struct BoxedGemmBody {
       lay_out<kHeight>(p, tile, sums, stages);
     }
   }
-  // They add up a step. Where registers allow it, the sums of one half of the rows
-  // are added to those of all of K while they multiply the other half; otherwise while they multiply for the other
-  // warpgroup.
+  // They add up a step. Where registers allow it, the sums of one half of the rows are added to those of all of K while
+  // they multiply the other half.
   template <int kHeight, bool kFactors>
   static __device__ __forceinline__ void add_steps(const P& p, const Tile& tile, const Ring& ring,
                                                    unsigned char* stages, const float* factors, int steps) {
