@@ -7,6 +7,7 @@
 #pragma once
 
 #include "codes.cuh"
+#include "product.cuh"
 #include "tile_operand.cuh"
 
 KERNELS_BEGIN
