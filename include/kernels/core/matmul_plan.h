@@ -40,6 +40,7 @@ struct MatmulPolicy {
   bool weights_ready = false;
   // Of inputs and weights of e4m3: the tensor cores add up all of K by themselves, and keep some 14 bits of such sums,
   // which takes less time. Otherwise they add up 128 columns, and what comes of these is added up in floats.
+  // Changes nothing of other products, nor with scales that are for fewer columns than K.
   bool fast_sums = false;
   // A token's results have the same bits whatever M is and whichever row the token has: tiles for any number of tokens,
   // blocks never share K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which

@@ -63,7 +63,8 @@ class ProductEngine {
     const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x;
     plan.weight_pack = plan.path == Path::gemv ? gemv_pack() : in_packs ? most : 1;
     plan.input_pack = plan.path == Path::gemv ? lesser(gemv_pack(), wide_x) : in_packs ? most_x : 1;
-    plan.why_not = why_not(plan.path, plan.weights_copied, most, most_x, whole);
+    // Codes that are multiplied as they are go no faster way, whatever the others need.
+    if (!plan.in_eight) plan.why_not = why_not(plan.path, plan.weights_copied, most, most_x, whole);
     return {};
   }
 
@@ -96,7 +97,6 @@ class ProductEngine {
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
   const char* why_not(Path path, bool weights_copied, int most, int most_x, bool whole) const {
-    if (path == Path::gemm && in_eight()) return "";
     if (!has_skinny && gains(path).weights)
       return "weights: each block reads them through their functors; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     if (narrow_weights && !Coded<W>::known)
