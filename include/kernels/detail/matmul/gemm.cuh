@@ -109,6 +109,14 @@ __device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint6
   arch::warpgroup_commit();
 }
 
+// A step's products of 64 rows of weights w with all tokens, x; they are added to what there is, or, without `adds`,
+// overwrite it.
+template <class T, class Sum, int kEights>
+__device__ __forceinline__ void multiply_step(Sum (&sums)[kEights][4], uint64_t w, uint64_t x, bool adds) {
+  KERNELS_UNROLL
+  for (int k = 0; k < 4; ++k) arch::warpgroup_mma<T>(sums, w + 2 * k, x + 2 * k, adds || k > 0);
+}
+
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;

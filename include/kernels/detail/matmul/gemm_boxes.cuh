@@ -80,6 +80,8 @@ struct BoxedGemmBody {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
       __shared__ __align__(8) float factors[Factors::possible ? Factors::kFloats * kMostStages : 1];
+      static_assert((216 << 10) + kGemmAligned + int(sizeof(barriers) + sizeof(factors)) <= 227 << 10,
+                    "what a block has, with the most that stages take");
       const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
@@ -305,9 +307,7 @@ struct BoxedGemmBody {
   template <int kEights>
   static __device__ __forceinline__ void begin_step(float (&sums)[kEights][4], const Operands& of, int stage) {
     arch::warpgroup_fence();
-    KERNELS_UNROLL
-    for (int k = 0; k < 4; ++k)
-      arch::warpgroup_mma<T>(sums, of.w + stage / 16 + 2 * k, of.x + stage / 16 + 2 * k, true);
+    multiply_step<T>(sums, of.w + stage / 16, of.x + stage / 16, true);
     arch::warpgroup_commit();
   }
   template <int kHeight>
@@ -321,7 +321,7 @@ struct BoxedGemmBody {
   template <int kHeight>
   static __device__ __forceinline__ void begin_half(SumsInEight<T, kHeight>& sums, const Operands& of, int stage,
                                                     int half, bool adds) {
-    sums.multiply(of.w + (stage + half * (64 * kRowBytes)) / 16, of.x + stage / 16, adds);
+    multiply_step<T>(sums.sums, of.w + (stage + half * (64 * kRowBytes)) / 16, of.x + stage / 16, adds);
   }
 
   // The tensor cores add up all of K.

@@ -115,11 +115,6 @@ template <class T, int kHeight>
 struct SumsInEight {
   std::conditional_t<std::is_same<T, int8_t>::value, int32_t, float> sums[kHeight / 8][4] = {};
 
-  // Begins the products of a step: w and x are its tiles. adds: to what there is.
-  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x, bool adds) {
-    KERNELS_UNROLL
-    for (int k = 0; k < 4; ++k) arch::warpgroup_mma<T>(sums, w + 2 * k, x + 2 * k, adds || k > 0);
-  }
   // Adds them to to(j), four of tokens 8j + 2t, 8j + 2t + 1 of row g, then of row g + 8. factors: of the lane's first
   // tokens, and those behind.
   template <bool kFactors, class To>
