@@ -93,8 +93,8 @@ struct TileSize {
   bool is_there(const Run& run) const { return run(k::Exec(Stream()), in({Path::gemm})).ok(); }
 };
 const TileSize kAnyTile{0, 0};
-const TileSize kTileSizes[] = {{64, 64},  {96, 64},  {128, 64},  {160, 64},  {64, 128},  {96, 128},
-                               {128, 128}, {160, 128}, {64, 256}, {96, 256}, {128, 256}, {160, 256}};
+const TileSize kTileSizes[] = {{64, 64},   {96, 64},   {128, 64}, {160, 64}, {64, 128},  {96, 128}, {128, 128},
+                               {160, 128}, {192, 128}, {64, 256}, {96, 256}, {128, 256}, {160, 256}};
 
 // A row of these.
 template <class T>

@@ -309,6 +309,7 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
 #define KERNELS_FLOATS_96 KERNELS_FLOATS_64, KERNELS_FLOATS(2)
 #define KERNELS_FLOATS_128 KERNELS_FLOATS_96, KERNELS_FLOATS(3)
 #define KERNELS_FLOATS_160 KERNELS_FLOATS_128, KERNELS_FLOATS(4)
+#define KERNELS_FLOATS_192 KERNELS_FLOATS_160, KERNELS_FLOATS(5)
 #define KERNELS_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define KERNELS_NAMES_64 \
   KERNELS_NAMES_32       \
@@ -326,6 +327,10 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
   KERNELS_NAMES_128       \
       ", "                \
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define KERNELS_NAMES_192 \
+  KERNELS_NAMES_160       \
+  ", "                    \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define KERNELS_WARPGROUP_MMA(n, turns, at_a, at_b, ...)                                                               \
   if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                   \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b     \
@@ -343,13 +348,14 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
   KERNELS_WARPGROUP_MMA(n, ", 0", at_a, at_b, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 template <class T, int kHalf, int kBlocks>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t a, uint64_t b) {
-  static_assert(kBlocks >= 2 && kBlocks <= 5, "64 to 160 columns");
+  static_assert(kBlocks >= 2 && kBlocks <= 6, "64 to 192 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
     KERNELS_WARPGROUP_MMA_SHARED(64, "%32", "%33")
     KERNELS_WARPGROUP_MMA_SHARED(96, "%48", "%49")
     KERNELS_WARPGROUP_MMA_SHARED(128, "%64", "%65")
     KERNELS_WARPGROUP_MMA_SHARED(160, "%80", "%81")
+    KERNELS_WARPGROUP_MMA_SHARED(192, "%96", "%97")
   }
 }
 template <class T, int kHalf, int kBlocks>
@@ -365,11 +371,13 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uin
 #undef KERNELS_WARPGROUP_MMA_HELD
 #undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA
+#undef KERNELS_NAMES_192
 #undef KERNELS_NAMES_160
 #undef KERNELS_NAMES_128
 #undef KERNELS_NAMES_96
 #undef KERNELS_NAMES_64
 #undef KERNELS_NAMES_32
+#undef KERNELS_FLOATS_192
 #undef KERNELS_FLOATS_160
 #undef KERNELS_FLOATS_128
 #undef KERNELS_FLOATS_96

@@ -30,8 +30,8 @@ struct MatmulPolicy {
   Path path = Path::automatic;
   // The tile of the gemm path: 64 or 128 tokens x 128 rows of weights, half as many outputs with a gate, or 128 x 256,
   // for inputs and weights of the same 16-bit type in memory; 0: as it is best. Where the TMA unit copies weights, in
-  // code for sm_90a, 96 and 160 tokens x 128 (160 not with functors that read much), 160 x 256, and, without a gate, 64
-  // and 96 x 64 as well (docs/matmul.md).
+  // code for sm_90a, 96, 160 and 192 tokens x 128 (192 for inputs that it copies, too, 160 not with functors that read
+  // much), 160 x 256, and, without a gate, 64 and 96 x 64 as well (docs/matmul.md).
   // Weights of 8 and 4 bits that code for sm_90a decodes on their way have 32 or 64 tokens x 128 rows, or 128 x 256.
   int tile_tokens = 0, tile_rows = 0;
   // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of

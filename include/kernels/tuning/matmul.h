@@ -153,11 +153,15 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
 // Operands of 8 bits: steps have twice as many columns, and take as long as those of 16 bits where the tensor cores add
 // up all of K; where their sums are added to others so much longer, in tiles with 256 rows of weights or with fewer,
 // without and with factors. H200 (CUDA 13.0, 2026-11, by a program that was not kept), 4096 x 14336 x 4096 in tiles of
-// 128 x 256, microseconds: int8 332, e4m3 388, with factors 523. What is added does not overlap: with turns of the two
-// warpgroups, one adding while the other multiplies, 399 and 566. Two blocks of 128 x 128 on a multiprocessor took 391
-// (bfloat16: 690, and 641 in tiles of 128 x 256); factors in fours of one load 534 to 560; two steps between additions
-// 383, with twice the error.
-constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.6,
+// 128 x 256, microseconds: int8 332, e4m3 388, with factors 454. What is added does not overlap: with turns of the two
+// warpgroups, one adding while the other multiplies, 399 and, with a factor for each two sums, 566 (523 without). Two
+// blocks of 128 x 128 on a multiprocessor took 391 (bfloat16: 690, and 641 in tiles of 128 x 256); two steps between
+// additions 383, with twice the error.
+//
+// Blocks that stay, one tile after the other, with the next one's operands on their way while sums are handed over slab
+// by slab: bfloat16 628 us for 640, 8192^3 1,386 for 1,405, 1024 x 4096 x 4096 48.1 for 47.2; one warpgroup three steps
+// ahead of the other the same. Tokens as the rows of mma of 64 x 256, which read less shared memory: the same.
+constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.4,
                  kLongerWithFactorsNarrow = 1.75;
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,

@@ -121,7 +121,7 @@ template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
   static constexpr bool coded = kWidth == kAsCodes, turned = arch::kWarpgroupMma || coded;
-  using Slabs = GemmSlabs<P, 1, turned>;
+  using Slabs = GemmSlabs<P, 1, turned ? SlabOrder::turned : SlabOrder::pairs>;
   using Params = GemmParams<P>;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;

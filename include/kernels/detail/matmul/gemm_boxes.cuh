@@ -11,6 +11,8 @@
 // A stage is what a step takes: inputs of kTokens rows, then weights of kRows, each of 128 bytes (64 columns, or 128 of
 // 8 bits), swizzled as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh. Where there
 // are few tokens, tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
+// The rows of an mma are those of weights, or in tiles of 256 of these with scales, tokens: warps 4 to 7 have the
+// second half of these then.
 #pragma once
 
 #include "gemm.cuh"
@@ -39,9 +41,11 @@ struct BoxedGemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kRowBytes = 128,
                        kStep = kRowBytes / int(sizeof(T));
   static constexpr bool in_eight = sizeof(T) == 1;
-  // Warpgroups that multiply, and the rows of each.
-  static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = kRows / kGroups, kConsumers = 128 * kGroups;
-  static constexpr int kTokens[4] = {64, 96, 128, 160};
+  // Whether the rows of an mma are tokens. Warpgroups that multiply, and the rows of weights of each.
+  static constexpr bool by_rows = tokens_are_rows<P, T, kRows_>;
+  static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = by_rows ? kRows : kRows / kGroups,
+                       kConsumers = 128 * kGroups;
+  static constexpr int kTokens[5] = {64, 96, 128, 160, 192};
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
   static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
                         possible = WeightMaps<P, T, kRows_>::possible && (has_input_boxes || !in_eight);
@@ -55,14 +59,17 @@ struct BoxedGemmBody {
                        kConsumerRegisters = has_input_boxes ? 232 : kRows == 256 ? 216 : 208;
   template <int kHeight>
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
-  using Slabs = GemmSlabs<P, 1, arch::kWarpgroupMma, arch::kWarpgroupMma ? 512 : 64,
-                          kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
+  using Slabs = GemmSlabs<P, 1,
+                          by_rows               ? SlabOrder::across
+                          : arch::kWarpgroupMma ? SlabOrder::turned
+                                                : SlabOrder::pairs,
+                          arch::kWarpgroupMma ? 512 : 64, kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
     if (in_eight && tokens > 128) return false;  // for want of registers
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
-    if (kRows == 256) return tokens >= 128 && (has_input_boxes || ByThreads<128>::copied);
-    return tokens < 160 || has_input_boxes || ByThreads<160>::ahead;
+    if (kRows == 256) return tokens >= 128 && tokens <= 160 && (has_input_boxes || ByThreads<128>::copied);
+    return tokens < 160 || has_input_boxes || (tokens == 160 && ByThreads<160>::ahead);
   }
   static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
   static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
@@ -79,7 +86,7 @@ struct BoxedGemmBody {
     if constexpr (arch::kWarpgroupMma && (is_here<64> || is_here<128>)) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
-      __shared__ __align__(8) float factors[Factors::possible ? Factors::kFloats * kMostStages : 1];
+      __shared__ __align__(8) float factors[Factors::possible || by_rows ? kScalesAt + kRows : 1];
       static_assert((216 << 10) + kGemmAligned + int(sizeof(barriers) + sizeof(factors)) <= 227 << 10,
                     "what a block has, with the most that stages take");
       const P& p = params.problem;
@@ -138,6 +145,7 @@ struct BoxedGemmBody {
         }
       }
       if constexpr (trades_registers) arch::more_registers<kConsumerRegisters>();
+      bring_scales(p, tile, factors);
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
@@ -146,13 +154,15 @@ struct BoxedGemmBody {
             if (has_factors) return add_steps<kHeight, true>(p, tile, ring, stages, factors, end - first);
           if constexpr (std::is_same<T, float8_e4m3>::value)
             if (!params.fast_sums) return add_steps<kHeight, false>(p, tile, ring, stages, factors, end - first);
-          consume<kHeight>(p, tile, ring, stages, end - first);
+          consume<kHeight>(p, tile, ring, stages, factors, end - first);
         }
       };
       run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
       run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
-      const int slabs = params.tokens / Slabs::kTokens;
-      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, splits);
+      run_if(std::integral_constant<int, 192>());
+      const int slabs = by_rows ? kRows / Slabs::kRows : params.tokens / Slabs::kTokens,
+                row = by_rows ? threadIdx.x / 32 * 16 : 0;
+      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, row, rank, splits);
     }
   }
 
@@ -162,7 +172,11 @@ struct BoxedGemmBody {
   static constexpr int kMostStages = gemm_stages(90, kRows == 256 ? 128 : 64, kRows, false);
   static constexpr int kBarrier = 1;  // a named barrier
   static constexpr int kFactorThreads = kWarpgroup - 32;
-  using Factors = StepFactors<P, kRows, kFactorThreads>;
+  using Factors = StepFactors<P, T, kRows, kFactorThreads>;
+  using Gate = typename Factors::Gate;
+  static_assert(by_rows || kGroups == 1 || !Factors::possible, "factors of one warpgroup");
+  // Behind the factors of all stages are the scales of rows of weights.
+  static constexpr int kScalesAt = Factors::kFloats * kMostStages;
   // The barriers of all stages, by their address: of a variable the compiler would find it anew each time.
   struct Ring {
     uint32_t at;
@@ -275,30 +289,33 @@ struct BoxedGemmBody {
 
   // ---- consumers ----------------------------------------------------------------------------------------------------
 
-  // A warpgroup's sums, of 128 or 64 rows of weights with all tokens, and the same as the tensor cores add up those of
-  // int8.
-  static constexpr int kHalves = kGroupRows / 64;
+  // A warpgroup's sums: of an mma with columns for all tokens or all weights, or of two with 64 rows of weights each.
   template <int kHeight>
-  using Sums = std::conditional_t<kHalves == 2, float[kHeight / 32][32], float[kHeight / 8][4]>;
+  using Sums =
+      std::conditional_t<kGroupRows == 128, float[kHeight / 32][32], float[(by_rows ? kRows : kHeight) / 8][4]>;
+  // Those of 8 bits, as the tensor cores add them up, in halves of weights.
+  static constexpr int kHalves = kGroupRows == 64 ? 1 : 2, kHalfRows = kGroupRows / kHalves;
   template <int kHeight>
-  using RunningSums = std::conditional_t<in_eight, SumsInEight<T, kHeight>[kHalves], Sums<kHeight>>;
-  // Four of a half's: tokens 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
+  using HalfInEight = SumsInEight<T, by_rows ? kHalfRows : kHeight>;
+  template <int kHeight>
+  using RunningSums = std::conditional_t<in_eight, HalfInEight<kHeight>[kHalves], Sums<kHeight>>;
+  // Four of a half's: columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
   template <int kBlocks>
   static __device__ __forceinline__ float* four_of(float (&sums)[kBlocks][32], int half, int j) {
     return sums[j / 4] + half * 16 + j % 4 * 4;
   }
   template <int kEights>
-  static __device__ __forceinline__ float* four_of(float (&sums)[kEights][4], int, int j) {
-    return sums[j];
+  static __device__ __forceinline__ float* four_of(float (&sums)[kEights][4], int half, int j) {
+    return sums[half * (kHalfRows / 8) + j];
   }
 
   // Inputs and weights of a warpgroup's first stage.
   struct Operands {
     uint64_t x, w;
     __device__ __forceinline__ Operands(unsigned char* stages, int height)
-        : x(arch::warpgroup_tile(arch::shared_address(stages))),
+        : x(arch::warpgroup_tile(arch::shared_address(stages) + (by_rows ? threadIdx.x / 128 * (64 * kRowBytes) : 0))),
           w(arch::warpgroup_tile(arch::shared_address(stages) + height * kRowBytes +
-                                 threadIdx.x / 128 * (kGroupRows * kRowBytes))) {}
+                                 (by_rows ? 0 : threadIdx.x / 128 * (kGroupRows * kRowBytes)))) {}
   };
   template <int kBlocks>
   static __device__ __forceinline__ void begin_step(float (&sums)[kBlocks][32], const Operands& of, int stage) {
@@ -307,27 +324,29 @@ struct BoxedGemmBody {
   template <int kEights>
   static __device__ __forceinline__ void begin_step(float (&sums)[kEights][4], const Operands& of, int stage) {
     arch::warpgroup_fence();
-    multiply_step<T>(sums, of.w + stage / 16, of.x + stage / 16, true);
+    multiply(sums, of, stage, 0, true);
     arch::warpgroup_commit();
   }
-  template <int kHeight>
-  static __device__ __forceinline__ void begin_step(SumsInEight<T, kHeight> (&sums)[kHalves], const Operands& of,
+  template <int kWidth>
+  static __device__ __forceinline__ void begin_step(SumsInEight<T, kWidth> (&sums)[kHalves], const Operands& of,
                                                     int stage) {
     arch::warpgroup_fence();
     KERNELS_UNROLL
-    for (int half = 0; half < kHalves; ++half) begin_half(sums[half], of, stage, half, true);
+    for (int half = 0; half < kHalves; ++half) multiply(sums[half].sums, of, stage, half, true);
     arch::warpgroup_commit();
   }
-  template <int kHeight>
-  static __device__ __forceinline__ void begin_half(SumsInEight<T, kHeight>& sums, const Operands& of, int stage,
-                                                    int half, bool adds) {
-    multiply_step<T>(sums.sums, of.w + (stage + half * (64 * kRowBytes)) / 16, of.x + stage / 16, adds);
+  // With the weights from a half's first on.
+  template <class Sum, int kEights>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kEights][4], const Operands& of, int stage, int half,
+                                                  bool adds) {
+    const uint64_t x = of.x + stage / 16, w = of.w + (stage + half * (kHalfRows * kRowBytes)) / 16;
+    multiply_step<T>(sums, by_rows ? x : w, by_rows ? w : x, adds);
   }
 
   // The tensor cores add up all of K.
   template <int kHeight>
   static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
-                                                 int steps) {
+                                                 const float* factors, int steps) {
     constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows);
     const Operands operands(stages, kHeight);
     RunningSums<kHeight> sums = {};
@@ -349,32 +368,33 @@ struct BoxedGemmBody {
       KERNELS_UNROLL
       for (int half = 0; half < kHalves; ++half) {
         arch::pin(sums[half].sums);
-        sums[half].template add_to<false>([&](int j) { return four_of(all, half, j); }, nullptr);
+        sums[half].add_to([&](int j) { return four_of(all, half, j); }, Nothing{});
       }
-      lay_out<kHeight>(p, tile, all, stages);
+      lay_out<kHeight>(p, tile, factors, all, stages);
     } else {
       KERNELS_UNROLL
       for (auto& some : sums) arch::pin(some);
-      lay_out<kHeight>(p, tile, sums, stages);
+      lay_out<kHeight>(p, tile, factors, sums, stages);
     }
   }
-  // They add up a step. Where registers allow it, the sums of one half of the rows are added to those of all of K while
-  // they multiply the other half.
+  // They add up a step. Where registers allow it, the sums of one half of the weights are added to those of all of K
+  // while they multiply the other half.
   template <int kHeight, bool kFactors>
   static __device__ __forceinline__ void add_steps(const P& p, const Tile& tile, const Ring& ring,
                                                    unsigned char* stages, const float* factors, int steps) {
     constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kAtOnce = kHalves == 2 && kHeight <= 96 ? 2 : 1;
     const Operands operands(stages, kHeight);
-    factors += threadIdx.x / 128 * (kHalves * Factors::kTokens) + threadIdx.x % 4 * 2;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const float* const of_lane = factors + (by_rows ? warp * 16 + g : 2 * t);
     Sums<kHeight> sums = {};
-    SumsInEight<T, kHeight> of_step[kAtOnce];
+    HalfInEight<kHeight> of_step[kAtOnce];
     RingPlace at(stages_for(kHeight));
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
       const auto begin = [&](int half) {
         arch::warpgroup_fence();
-        begin_half(of_step[half % kAtOnce], operands, at.stage * kStageBytes, half, false);
+        multiply(of_step[half % kAtOnce].sums, operands, at.stage * kStageBytes, half, false);
         arch::warpgroup_commit();
       };
       KERNELS_UNROLL
@@ -389,40 +409,80 @@ struct BoxedGemmBody {
         auto& some = of_step[half % kAtOnce];
         arch::pin(some.sums);
         if (!kFactors && half == kHalves - 1 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(at.stage));
-        some.template add_to<kFactors>([&](int j) { return four_of(sums, half, j); },
-                                       factors + at.stage * Factors::kFloats + half * Factors::kTokens);
+        const auto into = [&](int j) { return four_of(sums, half, j); };
+        if constexpr (kFactors)
+          some.add_to(into, factors_of(of_lane + at.stage * Factors::kFloats, half));
+        else
+          some.add_to(into, Nothing{});
       }
       // Products have read operands for the whole warpgroup, but factors each lane for itself.
       if constexpr (kFactors) arch::mbarrier_arrive(ring.empty(at.stage));
       at.next();
     }
-    lay_out<kHeight>(p, tile, sums, stages);
+    lay_out<kHeight>(p, tile, factors, sums, stages);
   }
 
+  // Of a lane's sums with a half of the weights.
+  static __device__ __forceinline__ auto factors_of(const float* factors, int half) {
+    constexpr int kTokens = Factors::kTokens;
+    if constexpr (by_rows) {
+      // Of a gate 32 rows of either matrix are side by side.
+      const float of_part[2][2] = {{factors[0], factors[8]}, {factors[kTokens], factors[kTokens + 8]}};
+      return [of_part, half](int j) {
+        const auto& of = of_part[P::matrices == 1 ? half : j / 4 % 2];
+        return ::float4{of[0], of[0], of[1], of[1]};
+      };
+    } else {
+      return [factors, half](int j) {
+        const auto two = *reinterpret_cast<const ::float2*>(factors + half * kTokens + j * 8);
+        return ::float4{two.x, two.y, two.x, two.y};
+      };
+    }
+  }
+  // Where weights have a scale for a row, that of `row` of those rows of the tile; the last stands for those that are
+  // not there.
+  static __device__ __forceinline__ float weight_scale(const P& p, const Tile& tile, int row, int matrix) {
+    const int64_t n = tile.weights + lesser<int64_t>(tile.output + row, p.n - 1);
+    return convert<float>(matrix == 0 ? *coded_row(p.template weights<0>(), n).scales
+                                      : *coded_row(p.template weights<P::matrices - 1>(), n).scales);
+  }
+  static __device__ __forceinline__ bool has_weight_scales(const P& p) {
+    return Coded<Gate>::scaled && !scaled_by_steps(p.template weights<0>(), p.k);
+  }
+  // A lane has all of the tile's weights where tokens are rows: each thread brings the scale of one.
+  static __device__ __forceinline__ void bring_scales(const P& p, const Tile& tile, float* factors) {
+    if constexpr (by_rows && Coded<Gate>::scaled) {
+      if (!has_weight_scales(p)) return;
+      arch::grid_dependency_wait();
+      const int row = threadIdx.x, of_matrix = P::matrices == 1 ? row : row / 64 * 32 + row % 32;
+      factors[kScalesAt + row] = weight_scale(p, tile, of_matrix, P::matrices == 1 ? 0 : row / 32 % 2);
+    }
+  }
   // Sums times the scales of whole rows of codes.
   template <int kHeight>
-  static __device__ __forceinline__ void scale_rows(const P& p, const Tile& tile, Sums<kHeight>& sums) {
-    using Gate = typename Factors::Gate;
-    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  static __device__ __forceinline__ void scale_rows(const P& p, const Tile& tile, const float* factors,
+                                                    Sums<kHeight>& sums) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     if constexpr (Coded<Gate>::scaled) {
-      if (!scaled_by_steps(p.template weights<0>(), p.k)) {
-        KERNELS_UNROLL
-        for (int half = 0; half < kHalves; ++half) {
+      if (has_weight_scales(p)) {
+        if constexpr (by_rows) {
           KERNELS_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const int of_warp = g + i * 8, output = kHalves == 1       ? warp * 16 + of_warp
-                                                    : P::matrices == 2 ? group * 64 + warp * 16 + of_warp
-                                                                       : group * 128 + warp * 32 + half * 16 + of_warp;
-            // The last row stands for those that are not there.
-            const int64_t n = tile.weights + lesser<int64_t>(tile.output + output, p.n - 1);
-            const auto* const scale = half % P::matrices == 0
-                                          ? coded_row(p.template weights<0>(), n).scales
-                                          : coded_row(p.template weights<P::matrices - 1>(), n).scales;
-            const float factor = convert<float>(*scale);
+          for (int j = 0; j < kRows / 8; ++j) {
+            const auto two = *reinterpret_cast<const ::float2*>(factors + kScalesAt + j * 8 + 2 * t);
+            sums[j][0] *= two.x, sums[j][1] *= two.y, sums[j][2] *= two.x, sums[j][3] *= two.y;
+          }
+        } else {
+          KERNELS_UNROLL
+          for (int half = 0; half < kHalves; ++half) {
             KERNELS_UNROLL
-            for (int j = 0; j < kHeight / 8; ++j) {
-              float* const four = four_of(sums, half, j);
-              four[2 * i] *= factor, four[2 * i + 1] *= factor;
+            for (int i = 0; i < 2; ++i) {
+              const int of_warp = kHalves == 1 || P::matrices == 2 ? warp * 16 : warp * 32 + half * 16;
+              const float factor = weight_scale(p, tile, of_warp + i * 8 + g, half % P::matrices);
+              KERNELS_UNROLL
+              for (int j = 0; j < kHeight / 8; ++j) {
+                float* const four = four_of(sums, half, j);
+                four[2 * i] *= factor, four[2 * i + 1] *= factor;
+              }
             }
           }
         }
@@ -430,16 +490,28 @@ struct BoxedGemmBody {
     }
     if constexpr (Coded<X>::scaled) {
       if (!scaled_by_steps(p.x, p.k)) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kHeight / 8; ++j) {
+        const auto scale_of = [&](int of_tile) {
+          const int64_t token = lesser<int64_t>(tile.token + of_tile, tile.token_end - 1);
+          return convert<float>(*p.x.scales().scale_at(token, 0));
+        };
+        if constexpr (by_rows) {
+          const float factors[2] = {scale_of(warp * 16 + g), scale_of(warp * 16 + g + 8)};
           KERNELS_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const int64_t token = lesser<int64_t>(tile.token + j * 8 + t * 2 + i, tile.token_end - 1);
-            const float factor = convert<float>(*p.x.scales().scale_at(token, 0));
+          for (auto& four : sums) {
             KERNELS_UNROLL
-            for (int half = 0; half < kHalves; ++half) {
-              float* const four = four_of(sums, half, j);
-              four[i] *= factor, four[2 + i] *= factor;
+            for (int i = 0; i < 4; ++i) four[i] *= factors[i / 2];
+          }
+        } else {
+          KERNELS_UNROLL
+          for (int j = 0; j < kHeight / 8; ++j) {
+            KERNELS_UNROLL
+            for (int i = 0; i < 2; ++i) {
+              const float factor = scale_of(j * 8 + t * 2 + i);
+              KERNELS_UNROLL
+              for (int half = 0; half < kHalves; ++half) {
+                float* const four = four_of(sums, half, j);
+                four[i] *= factor, four[2 + i] *= factor;
+              }
             }
           }
         }
@@ -448,17 +520,17 @@ struct BoxedGemmBody {
   }
   // Leaves the sums in shared memory, from `stages` on, as the slabs of warps.
   template <int kHeight>
-  static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, Sums<kHeight>& sums,
-                                                 unsigned char* stages) {
-    constexpr int kBlocks = kHeight / 32;
-    static_assert(kRows / 32 * kBlocks * Slabs::kFloats * 4 <=
-                      gemm_stages(90, kHeight, kRows, false) * gemm_stage_bytes(kHeight, kRows),
+  static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, const float* factors,
+                                                 Sums<kHeight>& sums, unsigned char* stages) {
+    static_assert(kHeight * kRows * 4 <= gemm_stages(90, kHeight, kRows, false) * gemm_stage_bytes(kHeight, kRows),
                   "what is handed over takes the place of the stages");
-    if constexpr (in_eight) scale_rows<kHeight>(p, tile, sums);
-    arch::named_barrier_sync(kBarrier, kConsumers);  // slabs take the place of the stages
-    float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kBlocks);
+    arch::named_barrier_sync(kBarrier, kConsumers);  // slabs take the place of the stages, and scales are there
+    if constexpr (in_eight) scale_rows<kHeight>(p, tile, factors, sums);
+    constexpr int kSlabs = by_rows ? kRows / Slabs::kRows : kHeight / Slabs::kTokens,
+                  kOfSlab = int(sizeof(sums) / sizeof(sums[0])) / kSlabs;
+    float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kSlabs);
     KERNELS_UNROLL
-    for (int i = 0; i < kBlocks; ++i) Slabs::lay_out(mine + i * Slabs::kFloats, sums[i * (kHalves == 2 ? 1 : 4)]);
+    for (int i = 0; i < kSlabs; ++i) Slabs::lay_out(mine + i * Slabs::kFloats, sums[i * kOfSlab]);
   }
 };
 

@@ -107,7 +107,7 @@ struct CodedGemmBody {
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
   // Few registers are left for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
   // residual: 27.4 and 68 us, with as many as in gemm.cuh 44.8 and 99).
-  using Slabs = GemmSlabs<P, kShares, arch::kWarpgroupMma, kRows == 128 ? 32 : 64>;
+  using Slabs = GemmSlabs<P, kShares, kUsualOrder, kRows == 128 ? 32 : 64>;
 
   static constexpr bool has(int tokens, int architecture) {
     return possible && architecture == 90 && (tokens < 128) == (kRows == 128);

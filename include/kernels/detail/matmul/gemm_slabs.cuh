@@ -6,22 +6,29 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Which sums a warp has of a tile. Its mma have rows of tokens, and those of two warps are side by side (pairs), or of
+// weights (turned), as wgmma mostly, or of tokens, but the warp has all rows of weights (across).
+enum class SlabOrder { pairs, turned, across };
+constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : SlabOrder::pairs;
+
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of
-// an mma are those of weights, as with wgmma. kAheadBytes: of registers for packs on their way to the sink, which have
-// room where all slabs are laid out and no sums are left in them. kWarps: two where a warp has but 16 rows of weights,
-// so that two lay out a slab together, and each hands on half of it.
-template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma,
-          int kAheadBytes = arch::kWarpgroupMma ? 512 : 64, int kWarps = 1>
+// kTokens x kRows, one behind the other in tokens or, across, in weights. kGroups: groups of four warps that share K,
+// each with sums of the whole tile. kAheadBytes: of registers for packs on their way to the sink, which have room where
+// all slabs are laid out and no sums are left in them. kWarps: two where a warp has but 16 rows of weights, so that two
+// lay out a slab together, and each hands on half of it.
+template <class P, int kGroups = 1, SlabOrder kOrder = kUsualOrder, int kAheadBytes = arch::kWarpgroupMma ? 512 : 64,
+          int kWarps = 1>
 struct GemmSlabs {
+  static constexpr bool kTurned = kOrder == SlabOrder::turned, kAcross = kOrder == SlabOrder::across;
   static_assert(kWarps == 1 || (kWarps == 2 && kGroups == 1 && kTurned), "who shares a slab");
   static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
-  static constexpr int kPitch = kRows + (kTurned ? 0 : 8), kFloats = kTokens * kPitch;
+  static constexpr int kPitch = kRows + (kOrder == SlabOrder::pairs ? 8 : 0), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static constexpr int kBarrier = 1;  // named, of all groups
 
   static __device__ __forceinline__ int warp_column() {
+    if (kAcross) return 0;
     const int warp = threadIdx.x / ((kTurned ? 32 : 64) * kWarps);
     return (kGroups > 1 ? warp % 4 : warp) * kRows;
   }
@@ -62,21 +69,24 @@ struct GemmSlabs {
       KERNELS_UNROLL
       for (int j = 0; j < 8; ++j) {
         const float* const from = sums + j * 4;
-        *reinterpret_cast<::float2*>(slab + place(g, j * 8 + 2 * t)) = {from[0], from[1]};
-        *reinterpret_cast<::float2*>(slab + place(g + 8, j * 8 + 2 * t)) = {from[2], from[3]};
+        float* const to = slab + place(g, j * 8 + 2 * t);
+        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
+        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
       }
     }
   }
 
  private:
-  // Where a column of a row is in slabs. If turned, a row is eight chunks of 16 bytes, first those with even numbers,
-  // so that lanes which read packs of 32 bytes read 64 bytes side by side: of a cluster's other blocks they would get
-  // half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that few banks conflict.
+  // Where a column of a row is in slabs. But for pairs, a row is chunks of 16 bytes, first those with even numbers, so
+  // that lanes which read packs of 32 bytes read 64 bytes or more side by side: of a cluster's other blocks they would
+  // get half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that few banks conflict.
   static __device__ __forceinline__ unsigned place(unsigned row, unsigned col) {
-    if constexpr (!kTurned) return row * kPitch + col;
-    const unsigned chunk = col / 4, swizzle = row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
-    return row * kPitch + (((chunk % 2 * 4 + chunk / 2) ^ swizzle) * 4 + col % 4);
+    if constexpr (kOrder == SlabOrder::pairs) return row * kPitch + col;
+    const unsigned chunk = col / 4, odd = chunk % 2,
+                   swizzle = kAcross ? row % 4 * 2 + odd : row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
+    return row * kPitch + (((odd * (kRows / 8) + chunk / 2) ^ swizzle) * 4 + col % 4);
   }
+  static constexpr int kAlike = kAcross ? 4 : 8;  // so many rows further a column is in the same place
   // Lanes have packs side by side, as many rows at a time as that makes: a lane's column stays as it is. What the sums
   // are and what the sink reads for them is asked for several packs ahead: behind each store, which might be to the
   // same place, a lane would wait for it anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
@@ -101,7 +111,7 @@ struct GemmSlabs {
     const int lane = threadIdx.x & 31, group = kGroups > 1 ? threadIdx.x / 128 : 0;
     const int further = 4 * slabs * kFloats;  // where the next group's are
     const int sharer = kWarps > 1 ? threadIdx.x / 32 % kWarps : group, sharers = kWarps * kGroups;
-    const int rows = int(lesser<int64_t>(end - row, slabs * kTokens)), step = int(splits) * sharers;
+    const int rows = int(lesser<int64_t>(end - row, kAcross ? kTokens : slabs * kTokens)), step = int(splits) * sharers;
     const int turns = slabs * (kTokens / kHeight) * kPasses;
     // Opaque: where all lanes have parts of one row, ptxas would otherwise count in uniform registers, which takes
     // longer (1024 x 50257 x 768: 262 us instead of 248).
@@ -111,8 +121,10 @@ struct GemmSlabs {
     const auto visit = [&](int first, const auto& f) {
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
-        const int turn = first + j * step, r = turn / kPasses * kHeight + my_row,
-                  c = my_col + turn % kPasses * (kLanes * N);
+        const int turn = first + j * step, of_slabs = turn / kPasses * kHeight + my_row,
+                  r = kAcross ? of_slabs % kTokens : of_slabs,
+                  c = my_col + turn % kPasses * (kLanes * N) +
+                      (kAcross ? of_slabs / kTokens * (kRows / P::matrices) : 0);
         if (turn < turns && r < rows && col + c < p.n) f(j, r, c);
       }
     };
@@ -122,10 +134,10 @@ struct GemmSlabs {
       visit(first, [&](int j, int r, int c) {
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i) {
-          // Of eight rows further the place is known.
-          const int known = kHeight % 8 == 0 ? my_row : r;
-          sums[j][i] =
-              of_groups<N>(from + (r - known) * kPitch, known, c + i * (kRows / P::matrices), further);
+          const int slab = kAcross ? c / (kRows / P::matrices) : 0, known = kHeight % kAlike == 0 ? my_row : r,
+                    of_slab = c - slab * (kRows / P::matrices);
+          sums[j][i] = of_groups<N>(from + slab * kFloats + (r - known) * kPitch, known,
+                                    of_slab + i * (kRows / P::matrices), further);
         }
       });
     };

@@ -3,12 +3,14 @@
 // In tiles of more than 64 rows of one matrix, these are in another order than in memory, as the slabs of the epilogue
 // want them: of each 64, wgmma gives a warp 16, and those of two 64s are neighbors as outputs: half h of slab s, of 32
 // rows, lies behind the halves h of four slabs. With a gate a slab has 16 rows of either matrix, and 64 of one lie as
-// they are in memory, as do those of tiles of 64 rows.
+// they are in memory, as do those of tiles of 64 rows. Where they are the columns of wgmma and tokens its rows, they
+// are in the order of memory, too; with a gate a slab has 32 rows of either matrix.
 #pragma once
 
 #include <cstdint>
 
 #include "../tensor_map.cuh"
+#include "gemm_in_eight.cuh"
 #include "product.cuh"
 #include "tile_operand.cuh"
 
@@ -18,14 +20,16 @@ namespace detail {
 // Weights that lie in rows of one distance: one matrix, or both of a gate.
 template <class P, class T, int kRows>
 struct RowMaps {
-  static constexpr bool woven = kRows > 64 && P::matrices == 1;
+  static constexpr bool single = P::matrices == 1, columns = tokens_are_rows<P, T, kRows>,
+                        woven = kRows > 64 && single && !columns, parts = kRows > 64 && single;
+  static constexpr int kBox = columns ? (single ? kRows : 32) : woven ? 128 : 64;  // rows of a box of whole slabs
   arch::TensorMap maps[2];  // of a gate's matrices; of one in whole slabs, and in halves of slabs
   int whole_slabs;          // so many rows of weights are in them, of each group
 
   bool make(const Exec& ex, const P& p) {
     whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
-    if (!make(ex, p, p.template weights<0>(), P::matrices == 1, maps[0])) return false;
-    if (P::matrices == 2 || (woven && p.n % kRows != 0))
+    if (!make(ex, p, p.template weights<0>(), true, maps[0])) return false;
+    if (P::matrices == 2 || (parts && p.n % kRows != 0))
       return make(ex, p, p.template weights<P::matrices - 1>(), false, maps[1]);
     maps[1] = maps[0];  // no tile asks for it
     return true;
@@ -41,43 +45,43 @@ struct RowMaps {
     __device__ __forceinline__ bool parted() const { return halves; }
     template <bool kParted>
     __device__ __forceinline__ int bytes() const {
-      return (woven && kParted && halves ? (left + 15) / 16 * 16 : kRows) * 128;
+      return (parts && kParted && halves ? (left + 15) / 16 * 16 : kRows) * 128;
     }
     // By one thread.
     template <bool kParted>
     __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
-      if (woven && kParted && halves) {
+      if (parts && kParted && halves) {
         // Those that are not there are left out: to fill them with zeros takes longer than to copy them.
 #pragma unroll 4
         for (int i = 0; i < kRows / 16; ++i) {
-          const int of_tile = i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16;
+          const int of_tile = woven ? i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16 : i * 16;
           if (of_tile < left) arch::copy_box(to + i * (16 * 128), maps[1], col, row + of_tile, 0, 0, full);
         }
         return;
       }
-      constexpr int kBox = woven ? 128 : 64;
       KERNELS_UNROLL
       for (int i = 0; i < kRows / kBox; ++i) {
         if (woven) arch::copy_box(to + i * (kBox * 128), maps[0], col, 0, row / 32 + i * 4, 0, full);
-        else arch::copy_box(to + i * (kBox * 128), maps[i % P::matrices], col, row + i / P::matrices * 64, 0, 0, full);
+        else
+          arch::copy_box(to + i * (kBox * 128), maps[i % P::matrices], col, row + i / P::matrices * kBox, 0, 0, full);
       }
     }
   };
   __device__ __forceinline__ Boxes of_tile(const P& p, const Tile& tile) const {
     return {maps, int(tile.weights + tile.output), int(lesser<int64_t>(p.n - tile.output, kRows)),
-            woven && int(tile.output) > whole_slabs - kRows};
+            parts && int(tile.output) > whole_slabs - kRows};
   }
 
  private:
   template <class S>
-  static bool make(const Exec& ex, const P& p, const S& source, bool slabs, arch::TensorMap& map) {
+  static bool make(const Exec& ex, const P& p, const S& source, bool whole, arch::TensorMap& map) {
     const auto& weights = without_scales(source);
     const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
     const int bytes = sizeof(T);
     if (rows > INT32_MAX) return false;
-    if (woven && slabs && rows >= 32)
+    if (woven && whole && rows >= 32)
       return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
-    return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
+    return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0}, parts && !whole ? 16 : kBox, map);
   }
 };
 
@@ -114,7 +118,8 @@ PartOfRows part_of(const Stacked<S, kParts>& source, int i, int64_t) {
 template <class P, class T, int kRows>
 struct StackMaps {
   static constexpr int kParts = parts_in_rows<typename P::W, T> < 1 ? 1 : parts_in_rows<typename P::W, T>,
-                       kRun = kRows > 64 ? 128 : 64;  // rows that lie in one part
+                       kRun = kRows > 64 ? 128 : 64,                  // rows that lie in one part
+      kHalves = kRows > 64 && !tokens_are_rows<P, T, kRows> ? 2 : 1;  // of slabs, one behind the other
   arch::TensorMap maps[kParts];
   int begins[kParts], slabs[kParts];  // a part's first row, and the slabs of each of its heads
 
@@ -136,7 +141,7 @@ struct StackMaps {
           p.k,
           {2, 16, of_head, part.rows / 32 / of_head},
           {paired ? part.half * ld : ld, paired ? ld : 2 * ld, (paired ? 16 : 32) * ld, part.head_dim * ld}};
-      if (!make_tensor_map<5>(ex, tensor, {2, kRows > 64 ? 8 : 16, box, int(run) / box}, maps[i])) return false;
+      if (!make_tensor_map<5>(ex, tensor, {2, 16 / kHalves, box, int(run) / box}, maps[i])) return false;
       begins[i] = int(begin), slabs[i] = int(of_head);
       begin += part.rows;
     }
@@ -163,7 +168,7 @@ struct StackMaps {
         if (i >= count) break;
         const Run& run = runs[i];
         KERNELS_UNROLL
-        for (int half = 0; half < kRun / 64; ++half)
+        for (int half = 0; half < kHalves; ++half)
           arch::copy_box(to + (i * kRun + half * 64) * 128, *run.map, col, 0, half * 8, run.slab, run.head, full);
       }
     }
