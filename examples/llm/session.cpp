@@ -155,8 +155,8 @@ void Session::find_stops() {
 int64_t Session::tokens() const { return std::min(config.vocabulary, tokenizer->size()); }
 
 Choice Session::choice() const {
-  return {float(sampling.temperature), float(sampling.top_p), float(sampling.min_p),
-          float(sampling.repetition_penalty), int32_t(std::min(sampling.top_k, tokens()))};
+  return {float(sampling.temperature), float(sampling.top_p), float(sampling.min_p), float(sampling.repetition_penalty),
+          int32_t(sampling.top_k)};
 }
 
 void Session::say_unread(const char* file, const std::vector<std::string>& fields) const {

@@ -116,8 +116,13 @@ TEST_CASE("wrong arguments are named") {
   CHECK(reason({}, 1, (1 << 22) + 1) == "sample: vocabulary is larger than 2^22");
   for (const float v : {-1.f, nan, inf})
     CHECK(reason(S{}.temperature(v)) == "sample: temperature is negative, infinite or NaN");
-  for (const int64_t v : {int64_t(-1), int64_t(65), int64_t(1) << 40})
-    CHECK(reason(S{}.top_k(v)) == "sample: top_k is negative, or larger than the vocabulary");
+  for (const int64_t v : {int64_t(-2), -(int64_t(1) << 40)})
+    CHECK(reason(S{}.top_k(v)) == "sample: top_k is less than -1");
+  for (const int64_t v : {int64_t(-1), int64_t(65), int64_t(1) << 40}) {
+    int32_t drawn = -1;
+    CHECK(k::cpu::sample(cx, k::load(x.data(), 64), &drawn, 1, 64, S{}.top_k(v)));
+    CHECK((drawn >= 0 && drawn < 64));
+  }
   for (const float v : {-0.1f, 1.1f, nan}) {
     CHECK(reason(S{}.top_p(v)) == "sample: top_p is not from 0 to 1");
     CHECK(reason(S{}.min_p(v)) == "sample: min_p is not from 0 to 1");

@@ -49,6 +49,8 @@ inline std::vector<SampleRulesOf> sample_rules() {
                                     rules_of("top_k 256", 1.3f, 256),
                                     rules_of("top_k 300", 2, 300),
                                     rules_of("top_k 5000", 3, 5000),
+                                    rules_of("top_k of all", 0.9f, -1),
+                                    rules_of("top_k of all, top_p", 0.9f, 1 << 30, 0.9f),
                                     rules_of("top_p", 1, 0, 0.9f),
                                     rules_of("top_p 0", 1, 0, 0.f),
                                     rules_of("top_k, top_p", 0.8f, 50, 0.9f),
@@ -251,8 +253,7 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
   uint64_t step = 0;
   for (const SampleRulesOf& rule : rules) {
     if (t.leaves_out()) continue;
-    SampleRulesOf r = rule;
-    if (r.top_k > n) r.top_k = int(n);
+    const SampleRulesOf& r = rule;
     const uint64_t seed = mix(++step);
     Guarded<int32_t, Memory> tokens(1, rows, rows), status(1, rows, rows);
     k::Sampling s = k::Sampling{}
@@ -312,10 +313,9 @@ void check_sample_rows(Tally& t, const Run& run) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<SampleRulesOf> rules(size_t(rows), rules_of("row", 1, 0));
   for (int64_t r = 0; r < rows; ++r) rules[size_t(r)].top_k = int(r), rules[size_t(r)].top_p = r % 2 == 0 ? 1.f : 0.8f;
-  rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = int(n) + 1,
-  rules[5].min_p = 1.5f;
+  rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = -2, rules[5].min_p = 1.5f;
   rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf,
-  rules[10].top_k = -1;
+  rules[10].top_k = std::numeric_limits<int32_t>::min();
   // Rows from which something is drawn have penalties of their own, of lists of their own.
   rules[0].repetition = 1.7f, rules[1].presence = 1.5f, rules[11].frequency = 0.75f;
   const auto all = [&](auto SampleRulesOf::*what) {

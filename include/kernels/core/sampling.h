@@ -53,8 +53,9 @@ class RowValue {
   template <class A>
   static T narrow(A value) {
     if constexpr (std::is_integral<T>::value && std::is_signed<T>::value) {
-      const int64_t wide = int64_t(value), most = (std::numeric_limits<T>::max)();
-      return wide > most ? T(most) : wide < -1 ? T(-1) : T(wide);
+      const int64_t wide = int64_t(value), most = (std::numeric_limits<T>::max)(),
+                    least = (std::numeric_limits<T>::min)();
+      return T(wide > most ? most : wide < least ? least : wide);
     } else {
       return static_cast<T>(value);
     }
@@ -241,7 +242,7 @@ class LogProbs {
 //   frequency_penalty(f), presence_penalty(p)   minus f times how often they occurred, minus p
 //   allowed(words, ld)                hides tokens whose bit is 0: bit token % 32 of words[row * ld + token / 32]
 //   temperature(t)                    logits divided by t; 0: the largest logit's token, whatever the filters
-//   top_k(k)                          the k largest; 0: all
+//   top_k(k)                          the k largest; 0, -1, or no fewer than the vocabulary has: all
 //   top_p(p)                          the largest whose probabilities add up to p; one at least; 1: all
 //   min_p(p)                          those with at least p times the largest probability; 0: all
 //   typical(p)                        those with an information nearest to the entropy whose probabilities add up to p;
@@ -322,6 +323,9 @@ namespace detail {
 KERNELS_HD bool within_numbers(float x, float low, float high) { return x >= low && x <= high; }
 constexpr float kMostFloat = 3.402823466e38f;
 
+// Of how many of the largest tokens top_k lets one be drawn; 0: of all.
+KERNELS_HD int32_t kept_by(int32_t top_k, int64_t vocabulary) { return top_k > 0 && top_k < vocabulary ? top_k : 0; }
+
 // The parameters of one row.
 struct SampleRules {
   float temperature, top_p, min_p, typical, repetition, presence, frequency;
@@ -337,11 +341,11 @@ struct SampleRules {
         frequency(o.frequency.at(row)),
         top_k(o.top_k.at(row)) {}
 
-  KERNELS_HD bool right(int64_t vocabulary) const {
+  KERNELS_HD bool right() const {
     return within_numbers(temperature, 0.f, kMostFloat) && within_numbers(top_p, 0.f, 1.f) &&
            within_numbers(min_p, 0.f, 1.f) && within_numbers(typical, 0.f, 1.f) && repetition > 0.f &&
            repetition <= kMostFloat && within_numbers(presence, -kMostFloat, kMostFloat) &&
-           within_numbers(frequency, -kMostFloat, kMostFloat) && top_k >= 0 && top_k <= vocabulary;
+           within_numbers(frequency, -kMostFloat, kMostFloat) && top_k >= -1;
   }
 };
 
@@ -369,8 +373,7 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   if (const auto v = o_.name.value(); !o_.name.on_device() && !(right)) return invalid(what " " limits)
   constexpr float most = detail::kMostFloat;
   KERNELS_NUMBER(temperature, "temperature", "is negative, infinite or NaN", within_numbers(v, 0.f, most));
-  KERNELS_NUMBER(top_k, "top_k", "is negative, or larger than the vocabulary",
-                 v >= 0 && (v <= vocabulary || rows == 0));
+  KERNELS_NUMBER(top_k, "top_k", "is less than -1", v >= -1);
   KERNELS_NUMBER(top_p, "top_p", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));
   KERNELS_NUMBER(min_p, "min_p", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));
   KERNELS_NUMBER(typical, "typical", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));

@@ -102,9 +102,9 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   const auto conclude = [&](Sampled status, int64_t token) {
     if (row.is_first()) write_sampled(o, tokens, number, status, token);
   };
-  if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
+  if (!rules.right()) return conclude(Sampled::parameter, kNoToken);
 
-  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : 0;
+  const int k = rules.temperature == 0.f ? 1 : kept_by(rules.top_k, vocabulary);
   const bool few = k > 0 && k <= kMostListed;
   uint32_t floor = 0;
   const uint32_t top = row.look(few ? k : 0, floor);

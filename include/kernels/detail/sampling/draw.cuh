@@ -40,10 +40,10 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
                               arch::in_block(&room_, unsigned(lesser(int(threadIdx.x) & 31, blocks_ - 1)))->top);
     }
     const SampleRules rules(p.options, row);
-    const Sampled status = !rules.right(p.vocabulary) ? Sampled::parameter
-                           : top == kNanKey           ? Sampled::nan
-                           : top <= kLowestKey        ? Sampled::none
-                                                      : Sampled::ok;
+    const Sampled status = !rules.right()      ? Sampled::parameter
+                           : top == kNanKey    ? Sampled::nan
+                           : top <= kLowestKey ? Sampled::none
+                                               : Sampled::ok;
     if (status == Sampled::ok) {
       Visit<NoDraft> visit(Levels(top, rules.temperature), NoDraft{});
       draw_by_id(*this, visit, rules, rules.top_p, RowDraw(p.options, row, 0));

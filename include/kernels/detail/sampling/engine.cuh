@@ -20,14 +20,13 @@ namespace detail {
 // device say it.
 inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
-  const int k = o.temperature.value() == 0.f ? 1 : o.top_k.value();
+  const int k = o.temperature.value() == 0.f ? 1 : kept_by(o.top_k.value(), vocabulary);
   return k <= kMostListed && k < vocabulary && o.typical.value() >= 1.f ? k : 0;
 }
 // Whether they are rows for DrawOfRow, likewise.
 inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
-  return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) &&
-         o.typical.value() >= 1.f;
+  return o.temperature.value() != 0.f && kept_by(o.top_k.value(), vocabulary) == 0 && o.typical.value() >= 1.f;
 }
 
 // kListed: logits of listed tokens change, and no others.
@@ -52,7 +51,7 @@ struct SampleBody {
     if constexpr (P::kOnlyDraws) {
       int few = params.few;
       if (few < 0) {
-        const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
+        const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : kept_by(p.options.top_k.at(row), p.vocabulary);
         few = k <= kMostListed && k < p.vocabulary && p.options.typical.at(row) >= 1.f ? k : 0;
       }
       if (few > 0 && p.rows <= clusters && takes_listed(p, row)) {
@@ -80,8 +79,7 @@ struct SampleBody {
       return true;
   }
   static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
-    const int32_t top_k = p.options.top_k.at(row);
-    return (kListed || !p.options.adjusted()) && (top_k == 0 || top_k == p.vocabulary) &&
+    return (kListed || !p.options.adjusted()) && kept_by(p.options.top_k.at(row), p.vocabulary) == 0 &&
            p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f && takes_listed(p, row);
   }
   static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {

@@ -251,7 +251,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     }
     if (rank_ > 0 || threadIdx.x > 0) return;
     largest_.rules = SampleRules(p_.options, number_);
-    largest_.right = largest_.rules.right(p_.vocabulary);
+    largest_.right = largest_.rules.right();
     more();
   }
 
