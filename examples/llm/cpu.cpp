@@ -35,6 +35,11 @@ on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads};
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
 constexpr bool kFolds = false;
 constexpr int64_t kDecodesFrom = 0;
+template <class X, class W, class Out>
+k::Status many_rows(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
+  return on::matmul(exec(place), x, w, out, shape);
+}
+bool takes_codes(const Place&) { return bits_of(kWeights) == 8; }  // which are decoded: slower, to see what it does
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -47,9 +52,9 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {
-    TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds,    kDecodesFrom, qkv,
-    three,      plain,      residual, up,       expert_up, expert_down};
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT),   on::kNeeds,  kWeights,  makes<0>,   kFolds,
+                                                     kDecodesFrom, takes_codes, qkv,       three,      plain,
+                                                     residual,     up,          expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);
@@ -74,8 +79,8 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm,   add_norm, rotate, read_all,
-                                         route,      combine,    add_gated, cap,   choose, guess,    verify};
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed,     norm, add_norm, encode, rotate,
+                                         read_all,   route,      combine,   add_gated, cap,  choose,   guess,  verify};
 #endif
 
 }  // namespace llm

@@ -56,6 +56,10 @@ template <class X, class W, class Out>
 k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
   return k::matmul<k::Path::gemv>(exec(place), x, w, out, shape, policy(place));
 }
+template <class X, class W, class Out>
+k::Status many_rows(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
+  return k::matmul<k::Path::gemm>(for_product(place, shape.m), x, w, out, shape, policy(place));
+}
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -71,9 +75,24 @@ using A = Element<Type::UNIT>;
 
 #if defined(WEIGHTS)
 #include "products.inl"
+namespace {
+bool takes_codes(const Place& place) {
+  if constexpr (bits_of(kWeights) == 8) {
+    float* const any = reinterpret_cast<float*>(uintptr_t(1) << 20);  // planned with, never read
+    constexpr int64_t n = 128;
+    k::MatmulPlan plan;
+    return k::matmul_plan(exec(place), codes({any, nullptr, any}, n), weights({any, any, n, n, kWeights}),
+                          k::bias(static_cast<const float*>(any)) | k::store(any, n), {kManyRows, n, n}, {},
+                          policy(place), plan) &&
+           plan.in_eight;
+  }
+  return false;
+}
+}  // namespace
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {
-    TEXT(UNIT), 0, kWeights, makes<0>, kFolds, kDecodesFrom, qkv, three, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT),   0,           kWeights,  makes<0>,   kFolds,
+                                                         kDecodesFrom, takes_codes, qkv,       three,      plain,
+                                                         residual,     up,          expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
@@ -99,9 +118,9 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0,      Type::UNIT, embed, norm,
-                                               add_norm,   rotate, read_all,   route, combine,
-                                               add_gated,  cap,    choose,     guess, verify};
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0,      Type::UNIT, embed, norm,    add_norm,
+                                               encode,     rotate, read_all,   route, combine, add_gated,
+                                               cap,        choose, guess,      verify};
 #endif
 
 }  // namespace llm

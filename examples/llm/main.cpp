@@ -50,6 +50,11 @@ void add_model(CLI::App& command, Settings& s) {
                   "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
                   "head stay at 16 bits or more")
       ->capture_default_str();
+  command
+      .add_option("--inputs", s.inputs,
+                  "of products with the weights, where a prompt has many tokens: auto (the type of the activations), "
+                  "or int8 or fp8 with --weights of that type, which is faster on GPUs with sm_90 and a little coarser")
+      ->capture_default_str();
   command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")
       ->capture_default_str();
   command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")

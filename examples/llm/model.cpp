@@ -16,8 +16,9 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
   float *const x = x_.as<float>(), *const t = t_.as<float>();
   // x += a product, or, in Gemma 2 and 3, its norm.
   const auto add = [&](const Buffer& y, const Matrix& w, const float* bias, const Norm& after) {
-    if (!config_.post_norms) return check(products(w).residual(place, y.as(), w, bias, x, n));
-    check(products(w).plain(place, y.as(), w, bias, t, n));
+    const Inputs inputs = encoded({y.as()}, w, n);
+    if (!config_.post_norms) return check(products(w).residual(place, inputs, w, bias, x, n));
+    check(products(w).plain(place, inputs, w, bias, t, n));
     check(rows.add_norm(place, t, after, x, n, hidden));
   };
 
@@ -62,9 +63,18 @@ void Model::walk(const Tokens& tokens) {
 
 // norm(x), or x as it is with the norm that the product with w applies itself.
 Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows) {
+  if (!norm.layer_norm && in_codes(w, rows)) return encoded({x, &norm}, w, rows);
   if (rows == 1 && !norm.layer_norm && products(w).folds) return {x, &norm};
   check(device_.rows().norm(device_.place(), x, norm, y_.as(), rows, config_.hidden));
-  return {y_.as()};
+  return encoded({y_.as()}, w, rows);
+}
+
+// The same inputs of the product with w, as codes of 8 bits if --inputs asks for them and there are many rows.
+Inputs Model::encoded(const Inputs& y, const Matrix& w, int64_t rows) {
+  if (!in_codes(w, rows)) return y;
+  float* const scales = reinterpret_cast<float*>(codes_.as<char>() + rows * w.cols);  // behind the codes
+  check(device_.rows().encode(device_.place(), y, w.type, codes_.as(), scales, rows, w.cols));
+  return {codes_.as(), nullptr, scales};
 }
 
 // A router sends each row to a few experts; their products are made in groups. Qwen2 has one more expert that all rows
@@ -74,16 +84,18 @@ void Model::experts(const Layer& layer, int64_t n) {
   const Place place = this->place();
   float* const x = x_.as<float>();
   check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, config_.hidden));
-  check(products(layer.router).plain(place, y_.as(), layer.router, zeros_, experts_.logits, n));
+  check(products(layer.router).plain(place, {y_.as()}, layer.router, zeros_, experts_.logits, n));
   check(rows.route(place, experts_, n));
   check(products(layer.expert_up).expert_up(place, experts_, y_.as(), layer.expert_gate, layer.expert_up, h_.as(), n));
   check(products(layer.expert_down)
             .expert_down(place, experts_, h_.as(), layer.expert_down, zeros_, made_.as<float>(), n));
   check(rows.combine(place, experts_, made_.as<float>(), x, n, config_.hidden));
   if (!layer.shared_gate) return;
-  check(products(layer.up).up(place, config_.activation, {y_.as()}, layer.gate, layer.up, zeros_, h_.as(), n));
-  check(products(layer.down).plain(place, h_.as(), layer.down, zeros_, t_.as<float>(), n));
-  check(products(layer.shared_gate).plain(place, y_.as(), layer.shared_gate, zeros_, experts_.logits, n));
+  const Inputs y = encoded({y_.as()}, layer.up, n);
+  check(products(layer.up).up(place, config_.activation, y, layer.gate, layer.up, zeros_, h_.as(), n));
+  const Inputs h = encoded({h_.as()}, layer.down, n);
+  check(products(layer.down).plain(place, h, layer.down, zeros_, t_.as<float>(), n));
+  check(products(layer.shared_gate).plain(place, {y_.as()}, layer.shared_gate, zeros_, experts_.logits, n));
   check(rows.add_gated(place, experts_.logits, t_.as<float>(), x, n, config_.hidden));
 }
 
@@ -91,7 +103,7 @@ void Model::experts(const Layer& layer, int64_t n) {
 void Model::head(int64_t first, int64_t rows) {
   const Place place = this->place();
   check(device_.rows().norm(place, x_.as<float>() + first * config_.hidden, last_norm_, y_.as(), rows, config_.hidden));
-  check(products(head_).plain(place, y_.as(), head_, zeros_, logits_.as<float>(), rows));
+  check(products(head_).plain(place, {y_.as()}, head_, zeros_, logits_.as<float>(), rows));
   if (config_.logit_cap > 0)
     check(device_.rows().cap(place, logits_.as<float>(), config_.logit_cap, rows, config_.vocabulary));
 }

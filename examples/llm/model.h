@@ -14,6 +14,7 @@ namespace llm {
 
 struct ModelOptions {
   int weights = -1;       // a Type, or -1: as they are stored, where the device has that type
+  int inputs = -1;        // of products of many rows: that of the weights, or -1: that of the activations
   int cache = -1;         // likewise; -1: that of the embedding, or fp16
   int64_t sequences = 1;  // decoded together
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
@@ -118,6 +119,7 @@ class Model {
   }
   size_t workspace_bytes() const;
   size_t decoded_bytes() const;
+  size_t code_bytes() const;
   void plan_memory();
   std::string helps() const;
   void allocate();
@@ -127,6 +129,10 @@ class Model {
   void choose(int64_t first, int64_t count);
   void plan_walk();
   Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
+  bool in_codes(const Matrix& w, int64_t rows) const {
+    return options_.inputs == int(w.type) && rows >= kManyRows && w.cols % 16 == 0;  // as tensor cores copy them
+  }
+  Inputs encoded(const Inputs& y, const Matrix& w, int64_t rows);
   void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
   Texts texts() const;
   void experts(const Layer& layer, int64_t rows);
@@ -152,10 +158,10 @@ class Model {
   size_t weights_per_token_ = 0, weights_count_ = 0;
 
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums
-  // before a norm.
+  // before a norm; codes of the y, o or h that the next product reads.
   // owners: zeros, as a prompt's rows are all of one text.
   Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_,
-      decoded_;
+      decoded_, codes_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...

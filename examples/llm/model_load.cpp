@@ -413,6 +413,16 @@ void Model::check_options() {
       throw Error(
           "--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");
   }
+  if (options_.inputs >= 0) {
+    const Type type = Type(options_.inputs);
+    const std::string what = std::string("--inputs ") + name_of(type);
+    if (options_.weights != options_.inputs || bits_of(type) != 8)
+      throw Error(what + ": there are --inputs int8 with --weights int8, --inputs fp8 with --weights fp8, and auto");
+    const ProductCalls* const calls = device_.products(type);
+    if (calls != nullptr && !calls->takes_codes(device_.place()))
+      throw Error(what +
+                  ": this GPU, or the code for it, does not multiply codes of 8 bits as they are; auto is allowed");
+  }
   if (options_.guesses < 0 || options_.guesses >= kRing)
     throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
   if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");

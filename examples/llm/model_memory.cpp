@@ -52,6 +52,12 @@ size_t Model::decoded_bytes() const {
   return size_t(std::max(qkv, feed)) * size_t(c.hidden) * 2;
 }
 
+// Room for a product's inputs in 8 bits, and a scale for each row.
+size_t Model::code_bytes() const {
+  const int64_t widest = std::max({config_.hidden, config_.heads * config_.head_dim, inside()});
+  return options_.inputs < 0 ? 0 : size_t(rows_) * (size_t(widest) + sizeof(float));
+}
+
 // How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
 void Model::plan_memory() {
   const Config& c = config_;
@@ -70,7 +76,7 @@ void Model::plan_memory() {
     plan_.activations =
         size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
                          size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
-        size_t(logit_rows_ * c.vocabulary) * 4 + workspace + decoded_bytes();
+        size_t(logit_rows_ * c.vocabulary) * 4 + workspace + decoded_bytes() + code_bytes();
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
@@ -182,6 +188,7 @@ void Model::allocate() {
   }
   room_ = Buffer(device_, workspace_bytes(), "activations");
   decoded_ = Buffer(device_, decoded_bytes(), "decoded weights");
+  codes_ = Buffer(device_, code_bytes(), "codes of inputs");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
     make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
     ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};

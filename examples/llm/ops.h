@@ -21,6 +21,10 @@ enum class Type : uint8_t {
   i4
 };  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
 constexpr int kTypes = 6, kGroup = 32;
+// From so many rows on inputs become codes of 8 bits with --inputs: 14336 x 4096 times codes of int8 and of e4m3 takes
+// an H200 22 and 23 us with 128 tokens, and times 16 bits 35 and 34; with 64 20 and 20, and 24 and 22, and the codes
+// are made first (bench/results/h200, e4m3_row and int8_row in matmul.json and matmul_in_eight.json).
+constexpr int64_t kManyRows = 128;
 constexpr int kFewQueries = 8, kChunkQueries = 512;  // of each sequence, that share the keys out among all threads or
                                                      // blocks, as far as that is faster
 
@@ -107,10 +111,12 @@ struct Attend {
   float scale = 1, cap = 0;
 };
 
-// Normalized rows, or one row of floats and the norm that is still to be applied to it.
+// What a product multiplies with its weights: normalized rows; or rows of floats and the norm that is still to be
+// applied to them; or codes of the weights' type, with a scale for each row.
 struct Inputs {
   const void* rows = nullptr;
   const Norm* norm = nullptr;
+  const float* scales = nullptr;
 };
 
 // Queries, keys and values from normalized inputs, rotated and put where they belong.
@@ -168,6 +174,9 @@ struct RowCalls {
   // y = norm(x), and x += norm(t).
   const char* (*norm)(const Place&, const float* x, const Norm&, void* y, int64_t rows, int64_t cols);
   const char* (*add_norm)(const Place&, const float* t, const Norm&, float* x, int64_t rows, int64_t cols);
+  // y, or norm(y) where there is an RMSNorm with it, as codes of int8 or fp8.
+  const char* (*encode)(const Place&, const Inputs& y, Type type, void* codes, float* scales, int64_t rows,
+                        int64_t cols);
   // What three() made: the heads of queries and keys normalized, where there are norms, and rotated; keys and values go
   // to the cache.
   const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* raw, const Norm& q_norm, const Norm& k_norm,
@@ -212,13 +221,14 @@ struct ProductCalls {
   // is one less.
   bool folds;
   int64_t decodes_from;  // so many rows products gain by Place::room; 0: never
+  bool (*takes_codes)(const Place&);  // whether inputs may be codes: on a GPU where they are multiplied as they are
   const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&,
                      const Cache&, void* q);
   // Queries, keys and values as they are, side by side in floats.
   const char* (*three)(const Place&, const Inputs& y, const QkvWeights&, float* raw, int64_t rows);
   // t = y w^T + bias, and x += y w^T + bias.
-  const char* (*plain)(const Place&, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows);
-  const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);
+  const char* (*plain)(const Place&, const Inputs& y, const Matrix& w, const float* bias, float* t, int64_t rows);
+  const char* (*residual)(const Place&, const Inputs& y, const Matrix& w, const float* bias, float* x, int64_t rows);
   // h = activation(y gate^T) * (y up^T), and h = activation(y up^T + bias) where there is no gate.
   const char* (*up)(const Place&, Activation, const Inputs& y, const Matrix& gate, const Matrix& up, const float* bias,
                     void* h, int64_t rows);

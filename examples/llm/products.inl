@@ -11,7 +11,21 @@ auto weights(const Matrix& w) {
 
 auto inputs(const void* y, const Matrix& w) { return k::load(static_cast<const A*>(y), w.cols); }
 
-// Of normalized rows, or of one that is normalized on the way in.
+auto codes(const Inputs& y, int64_t cols) {
+  return k::dequant(k::load(static_cast<const Element<kWeights>*>(y.rows), cols), k::row_scales(y.scales));
+}
+
+// Of normalized rows, or of their codes, which are many.
+template <class W, class Out>
+const char* multiply(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
+  if constexpr (bits_of(kWeights) == 8) {
+    if (y.scales != nullptr) return reason(many_rows(place, codes(y, shape.k), w, out, shape));
+  }
+  return reason(on::matmul(for_product(place, shape.m), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape,
+                           policy(place)));
+}
+
+// The same, or of one row that is normalized on the way in.
 template <class W, class Out>
 const char* product(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
   if constexpr (kFolds) {
@@ -20,7 +34,7 @@ const char* product(const Place& place, const Inputs& y, const W& w, const Out& 
       return reason(one_row(place, row, w, out, shape));
     }
   }
-  return reason(on::matmul(for_product(place, shape.m), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
+  return multiply(place, y, w, out, shape);
 }
 
 template <size_t i = 0>
@@ -48,13 +62,13 @@ const char* three(const Place& place, const Inputs& y, const QkvWeights& w, floa
   return product(place, y, k::stacked(weights(w.q), nq, weights(w.k), nk, weights(w.v), nk), out, {rows, ld, w.q.cols});
 }
 
-const char* plain(const Place& place, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows) {
-  return reason(on::matmul(for_product(place, rows), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
+const char* plain(const Place& place, const Inputs& y, const Matrix& w, const float* bias, float* t, int64_t rows) {
+  return multiply(place, y, weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols});
 }
 
-const char* residual(const Place& place, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows) {
+const char* residual(const Place& place, const Inputs& y, const Matrix& w, const float* bias, float* x, int64_t rows) {
   const auto out = k::bias(bias) | k::add(k::load(static_cast<const float*>(x), w.rows)) | k::store(x, w.rows);
-  return reason(on::matmul(for_product(place, rows), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
+  return multiply(place, y, weights(w), out, {rows, w.rows, w.cols});
 }
 
 const char* up(const Place& place, Activation activation, const Inputs& y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {

@@ -35,6 +35,18 @@ const char* add_norm(const Place& place, const float* t, const Norm& by, float* 
   return reason(on::rmsnorm(exec(place), k::load(t, cols), out, rows, cols, k::RmsNorm{}.eps(by.eps)));
 }
 
+const char* encode(const Place& place, const Inputs& y, Type type, void* codes, float* scales, int64_t rows,
+                   int64_t cols) {
+  const auto write = [&](auto* to) {
+    const auto out = k::quantize(to, cols, scales);
+    if (y.norm == nullptr)
+      return reason(on::copy(exec(place), k::load(static_cast<const A*>(y.rows), cols), out, rows, cols));
+    return reason(on::rmsnorm(exec(place), k::load(static_cast<const float*>(y.rows), cols),
+                              k::affine(y.norm->gamma) | out, rows, cols, k::RmsNorm{}.eps(y.norm->eps)));
+  };
+  return type == Type::i8 ? write(static_cast<int8_t*>(codes)) : write(static_cast<k::float8_e4m3*>(codes));
+}
+
 const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope& by, const Cache& cache, void* queries) {
   const on::Exec ex = exec(place, tokens.rows());
   const int64_t rows = tokens.rows(), nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, ld = nq + 2 * nk;

@@ -18,13 +18,17 @@ namespace {
 
 std::atomic<int> interrupts{0}, allowed_interrupts{1};
 
-int type_of(const std::string& name, const char* option, const char* otherwise) {
+int type_of(const std::string& name, const char* option, const char* otherwise, Type first, Type last) {
   if (name == otherwise) return -1;
-  for (int i = 0; i < kTypes; ++i) {
+  std::string all = otherwise;
+  for (int i = int(first); i <= int(last); ++i) {
     if (name == name_of(Type(i))) return i;
+    all += std::string(", ") + name_of(Type(i));
   }
-  throw Error(std::string(option) + ": " + shown(name) + " is none of " + otherwise + ", fp32, fp16, bf16, fp8, int8" +
-              (std::string(option) == "--weights" ? ", int4" : ""));
+  throw Error(std::string(option) + ": " + shown(name) + " is none of " + all);
+}
+int weights_type_of(const Settings& settings) {
+  return type_of(settings.weights, "--weights", "stored", Type::f32, Type::i4);
 }
 
 }  // namespace
@@ -222,8 +226,7 @@ void Session::choose_device() {
     throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
-    const int wanted = type_of(settings.weights, "--weights", "stored");
-    device = make_gpu(activation_types(wanted, weights->all()), settings.threads, why);
+    device = make_gpu(activation_types(weights_type_of(settings), weights->all()), settings.threads, why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
     if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
   }
@@ -233,8 +236,9 @@ void Session::choose_device() {
 ModelOptions Session::options(int64_t sequences) const {
   ModelOptions out;
   if (config.lengths_matter()) sequences = 1;
-  out.weights = type_of(settings.weights, "--weights", "stored");
-  out.cache = type_of(settings.cache, "--cache", "auto");
+  out.weights = weights_type_of(settings);
+  out.inputs = type_of(settings.inputs, "--inputs", "auto", Type::f8, Type::i8);
+  out.cache = type_of(settings.cache, "--cache", "auto", Type::f32, Type::i8);
   out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk,
   out.guesses = settings.lookup, out.sinks = settings.sinks;
   return out;

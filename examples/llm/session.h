@@ -23,7 +23,7 @@ struct Sampling {
 
 // What the command line says about the model.
 struct Settings {
-  std::string directory, device = "auto", weights = "stored", cache = "auto";
+  std::string directory, device = "auto", weights = "stored", inputs = "auto", cache = "auto";
   int threads = 0;
   int64_t context = 0, page = 0, chunk = 0;
   bool json = false, quiet = false;

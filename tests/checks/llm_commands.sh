@@ -46,6 +46,10 @@ for type in fp32 bf16 fp8 int8 int4; do
   run generate --temperature 0 -n 8 -q --weights $type "$begin"
   expect "weights of $type" prints '^Once upon a time, there was a'
 done
+for type in fp8 int8; do
+  run perplexity -q --weights $type --inputs $type "$(dirname "${BASH_SOURCE[0]}")/../llm/stories.txt"
+  expect "inputs of $type" prints '^perplexity [1-9][0-9]?\.'
+done
 for type in bf16 fp8 int8; do
   run generate --temperature 0 -n 8 -q --cache $type "$begin"
   expect "keys and values of $type" prints '^Once upon a time, there was a'
@@ -107,7 +111,7 @@ code=$?
 expect 'an endless text to a pipe that is closed' refuses 'cannot be written'
 run generate -f "$work/prompts" -p x
 expect 'a prompt and prompts' test "$code" -ne 0
-for wrong in '--temperature nan' '--weights foo' '--cache stored'; do
+for wrong in '--temperature nan' '--weights foo' '--cache stored' '--inputs int8' '--inputs fp16' '--weights int8 --inputs fp8'; do
   read -ra arguments <<< "$wrong"
   run generate -n 4 "${arguments[@]}" "$begin"
   expect "$wrong" refuses .

@@ -4,7 +4,7 @@
 set -euo pipefail
 nvcc=$1 include_dir=$2 llm=$3 work=$4
 for arch in 80 90a; do
-  parts=("gpu.cu -DUNIT=f16 -DWEIGHTS=i4" "gpu.cu -DUNIT=bf16 -DCACHE=i8" "gpu.cu -DUNIT=bf16")
+  parts=("gpu.cu -DUNIT=f16 -DWEIGHTS="{i4,i8} "gpu.cu -DUNIT=bf16 -DCACHE=i8" "gpu.cu -DUNIT=bf16")
   if [[ $arch == 90a ]]; then parts+=("walk.cu -DUNIT="{"f16 -DWEIGHTS=f8","bf16 -DWEIGHTS=i4","bf16 -DWEIGHTS=bf16"}); fi
   for part in "${parts[@]}"; do
     read -r file options <<< "$part"

@@ -88,6 +88,18 @@ double nats(const llm::Settings& settings) {
   return sum / double(stories().size());
 }
 
+// The stories one behind the other, again and again.
+Ids long_text(const llm::Tokenizer& tokenizer, size_t tokens) {
+  Ids ids;
+  while (ids.size() < tokens) {
+    for (const std::string& story : stories()) {
+      for (const auto id : tokenizer.encode(story)) ids.push_back(id);
+    }
+  }
+  ids.resize(tokens);
+  return ids;
+}
+
 // A model, texts to read, and how far the roundings of its types may bring results apart.
 void compare_ways(const std::string& directory, llm::Type cache, const std::vector<Ids>& prompts, double tolerance) {
   constexpr int steps = 12;
@@ -256,18 +268,12 @@ TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
 
 // On a GPU products of so many tokens decode their weights ahead of them, to memory that is planned for it.
 TEST_CASE("the bundled model reads long prompts alike in one chunk and in several, with fewer bits") {
-  Ids ids;
   for (const llm::Type weights : {llm::Type::i8, llm::Type::i4}) {
     if (!can(llm::Type::f16, weights, llm::Type::f16)) continue;
     llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
     settings.weights = llm::name_of(weights), settings.context = 1024, settings.chunk = 768;
     Loaded whole(settings);
-    while (ids.size() < 1000) {
-      for (const std::string& story : stories()) {
-        for (const auto id : whole.session.tokenizer->encode(story)) ids.push_back(id);
-      }
-    }
-    ids.resize(1000);
+    const Ids ids = long_text(*whole.session.tokenizer, 1000);
     const auto at_once = whole.read(ids);
     settings.chunk = 767;
     Loaded parts(settings);
@@ -277,6 +283,65 @@ TEST_CASE("the bundled model reads long prompts alike in one chunk and in severa
     CHECK((room > size_t(2 * 2 * whole.session.config.inner * whole.session.config.hidden)) == on_gpu);
     CHECK(difference(parts.read(ids).data(), at_once) < 0.02);
   }
+}
+
+TEST_CASE("the bundled model foresees long texts with inputs of 8 bits almost as well, and short ones the same") {
+  int tested = 0;
+  for (const llm::Type weights : {llm::Type::i8, llm::Type::f8}) {
+    if (!can(llm::Type::f16, weights, llm::Type::f16)) continue;
+    INFO(llm::name_of(weights));
+    llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
+    settings.weights = llm::name_of(weights), settings.context = 512;
+    Loaded plain(settings);
+    if (!plain.session.device->products(weights)->takes_codes(plain.session.device->place())) continue;
+    settings.inputs = settings.weights;
+    Loaded coded(settings);
+    ++tested;
+    CHECK(coded.session.model->plan().activations - plain.session.model->plan().activations == 512 * (576 + 4));
+    const Ids ids = long_text(*plain.session.tokenizer, 512), few(ids.begin(), ids.begin() + 100);
+    CHECK(coded.read(few) == plain.read(few));
+    const double apart = difference(coded.read(ids).data(), plain.read(ids));
+    CHECK(apart > 0);
+    CHECK(apart < (weights == llm::Type::i8 ? 0.05 : 0.1));
+    const auto nats_of = [&](Loaded& model) {
+      double sum = 0;
+      model.session.model->score(0, 0, ids.data(), 512, [&](int64_t i, const float* logits) {
+        if (i < 511) sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]);
+      });
+      return sum / 511;
+    };
+    const double more = std::exp(nats_of(coded) - nats_of(plain));
+    INFO("perplexity times " << more << ", logits apart by " << apart);
+    CHECK(more < 1.02);
+  }
+  if (tested == 0) return test::skip("no such device or types");
+}
+
+// Layers with a LayerNorm, with norms behind products, with heads that are normalized, with experts and one for all.
+TEST_CASE("all kinds of layers compute almost the same with inputs of 8 bits") {
+  const llm::Type type = on_gpu ? llm::Type::f16 : llm::Type::f32;
+  int tested = 0;
+  for (const char* name : {"llama", "qwen3", "phi3", "gemma3", "gpt2", "mixtral", "qwen2_moe"}) {
+    for (const llm::Type weights : {llm::Type::i8, llm::Type::f8}) {
+      if (!can(type, weights, type)) continue;
+      INFO(name << " with weights of " << llm::name_of(weights));
+      const Json golden = read(name);
+      const ModelFolder folder(golden, type);
+      llm::Settings settings = settings_of(folder.path(), type);
+      settings.weights = llm::name_of(weights), settings.context = 200;
+      Loaded plain(settings);
+      if (!plain.session.device->products(weights)->takes_codes(plain.session.device->place())) continue;
+      settings.inputs = settings.weights;
+      ++tested;
+      Ids ids = golden["ids"].get<Ids>();
+      while (ids.size() < 200) ids.push_back(ids[ids.size() / 2]);
+      ids.resize(200);
+      const double apart = difference(Loaded(settings).read(ids).data(), plain.read(ids));
+      CHECK(apart > 0);
+      CHECK(apart < (weights == llm::Type::i8 ? 0.05 : 0.15));
+    }
+  }
+  if (tested == 0) return test::skip("no such device or types");
 }
 
 // ---- a step in one launch -------------------------------------------------------------------------------------------

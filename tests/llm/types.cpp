@@ -244,6 +244,37 @@ TEST_CASE("what a device cannot have is refused with the flag that helps") {
   CHECK(refusal(settings, {Type::bf16}).find("--cache takes fp32, bf16") != std::string::npos);
 }
 
+TEST_CASE("inputs of 8 bits go with weights of the same type, and with devices that multiply them") {
+  // As a GPU without such tensor cores.
+  struct Older : Part {
+    mutable llm::ProductCalls calls;
+    using Part::Part;
+    const llm::ProductCalls* products(Type type) const override {
+      if (type != Type::i8) return Part::products(type);
+      calls = *Part::products(type);
+      calls.takes_codes = [](const llm::Place&) { return false; };
+      return &calls;
+    }
+  };
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  const std::set<Type> all = {Type::f32, Type::f8, Type::i8, Type::i4};
+  const auto refusal = [&](const char* inputs, const char* weights, std::unique_ptr<llm::Device> device) {
+    llm::Settings settings = settings_of(folder, weights);
+    settings.inputs = inputs;
+    return On(settings, std::move(device)).refusal();
+  };
+  const auto has = [](const std::string& why, const char* part) { return why.find(part) != std::string::npos; };
+  CHECK(refusal("int8", "int8", std::make_unique<Part>(all)) == "");
+  CHECK(refusal("fp8", "fp8", std::make_unique<Part>(all)) == "");
+  CHECK(refusal("auto", "int4", std::make_unique<Part>(all)) == "");
+  for (const char* weights : {"stored", "fp32", "fp8", "int4"})
+    CHECK(has(refusal("int8", weights, std::make_unique<Part>(all)), "--inputs int8 with --weights int8"));
+  CHECK(has(refusal("fp8", "int8", std::make_unique<Part>(all)), "--inputs fp8 with --weights fp8"));
+  CHECK(refusal("int4", "int4", std::make_unique<Part>(all)) == "--inputs: int4 is none of auto, fp8, int8");
+  CHECK(has(refusal("int8", "int8", std::make_unique<Older>(all)), "--inputs int8: this GPU"));
+}
+
 TEST_CASE("an instruction set that a build does not have is refused with those that it has") {
   const char* const before = std::getenv("LLM_UNIT");
   const std::string kept = before != nullptr ? before : "", name = llm::make_cpu(1)->name();
