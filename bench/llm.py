@@ -21,6 +21,8 @@ GPU = {
     "mistral-7b prompt of 16384": ("mistral-7b", ["--context", "20000", "--contexts", "0", "--steps", "8", "--prompt-tokens", "16384"]),
     "mistral-7b fp8": ("mistral-7b", ["--weights", "fp8", "--context", "5000", "--contexts", "120", "--prompt-tokens", "2048"]),
     "mistral-7b int8": ("mistral-7b", ["--weights", "int8", "--context", "5000", "--contexts", "120", "--prompt-tokens", "2048"]),
+    "mistral-7b fp8, inputs too": ("mistral-7b", ["--weights", "fp8", "--inputs", "fp8", "--context", "5000", "--contexts", "120", "--prompt-tokens", "2048"]),
+    "mistral-7b int8, inputs too": ("mistral-7b", ["--weights", "int8", "--inputs", "int8", "--context", "5000", "--contexts", "120", "--prompt-tokens", "2048"]),
     "mistral-7b int4": ("mistral-7b", ["--weights", "int4", "--context", "5000", "--contexts", "120", "--prompt-tokens", "2048"]),
     "mistral-7b, 8 texts": ("mistral-7b", ["--texts", "8", "--context", "2000", "--contexts", "1000"]),
     "mistral-7b, 32 texts": ("mistral-7b", ["--texts", "32", "--context", "2000", "--contexts", "1000"]),
