@@ -6,8 +6,10 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Which sums a warp has of a tile. Its mma have rows of tokens, and those of two warps are side by side (pairs), or of
-// weights (turned), as wgmma mostly, or of tokens, but the warp has all rows of weights (across).
+// Which sums of a tile a warp has:
+//   pairs    64 rows of weights with half of the tokens, which are the rows of its mma
+//   turned   32 rows of weights, which are the rows of its mma, with all tokens
+//   across   all rows of weights with 16 tokens, which are the rows of its mma
 enum class SlabOrder { pairs, turned, across };
 constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : SlabOrder::pairs;
 
