@@ -12,7 +12,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-max_allocation_size_mb=1000}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-optimize=-O0
+optimize=-Og  # which takes no longer to compile than -O0, and reads three times as much
 if [[ -n $seconds ]]; then optimize=-O1; fi
 build=("$compiler" -std=c++17 "$optimize" -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -pthread)
 echo 'int main() {}' > "$work/empty.cpp"
