@@ -1,30 +1,51 @@
 #!/usr/bin/env bash
-# headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning as the first thing in a file, twice included, as C++17; all
-# together do so as C++17 and 20, for each instruction set, with and without the CUDA headers. With nvcc these are the .cuh files and the
-# doors of the CPU, which a .cu file may include too, otherwise the .h files. A header that begins with another one compiles for both.
+# headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning behind nothing but what it includes itself, twice included,
+# as C++17; all together do so as C++17 and 20, for each instruction set, with and without the CUDA headers. With nvcc these are the .cuh
+# files and the doors of the CPU, which a .cu file may include too, otherwise the .h files.
 set -euo pipefail
 compiler=$1 include_dir=$2
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0 checked=0
-# The header that a header includes before it says anything else, if it does.
-first_of() {
-  local included
-  included=$(sed -nE '/^ *(\/\/.*|#pragma once)?$/d; s/^#include "(.*)"$/\1/p; q' "$include_dir/$1")
-  [[ -z $included ]] || realpath -ms --relative-to="$include_dir" "$(dirname "$include_dir/$1")/$included"
-}
-# Those of the headers that no other one begins with.
-alone() {
-  local header first
-  local -A begun=()
-  for header in "$@"; do
-    first=$(first_of "$header")
-    [[ -z $first ]] || begun[$first]=yes
-  done
-  for header in "$@"; do
-    [[ -n ${begun[$header]:-} ]] || echo "$header"
-  done
+# Rows of headers, each of which includes the one before it, whatever the compiler and its flags: one compile is enough for a row.
+rows() {
+  (cd "$include_dir" && find kernels -name '*.h' -o -name '*.cuh' | sort | xargs awk -v asked="$*" '
+    FNR == 1 { depth = 0 }
+    /^ *# *if/ { ++depth }
+    /^ *# *endif/ { --depth }
+    depth == 0 && /^ *# *include *("|<kernels\/)/ {
+      split($0, part, /["<>]/)
+      path = part[2]
+      if (/"/) path = substr(FILENAME, 1, match(FILENAME, /[^\/]*$/) - 1) path
+      while (sub(/[^\/.]+\/\.\.\//, "", path)) { }
+      includes[FILENAME] = includes[FILENAME] " " path
+    }
+    function find(from, file,    list, i, n) {  # what a header includes, and what that does
+      if ((from, file) in found) return
+      found[from, file] = 1
+      ++size[from]
+      n = split(includes[file], list, " ")
+      for (i = 1; i <= n; ++i) find(from, list[i])
+    }
+    END {
+      count = split(asked, header, " ")
+      for (i = 1; i <= count; ++i) find(header[i], header[i])
+      # Those that include the least come first; each goes behind the one that has the most of what it includes.
+      for (n = 1; n <= count; ++n) {
+        next_one = 0
+        for (i = 1; i <= count; ++i)
+          if (!(i in done) && (!next_one || size[header[i]] < size[header[next_one]])) next_one = i
+        done[next_one] = 1
+        best = 0
+        for (row = 1; row <= many; ++row)
+          if ((header[next_one], last[row]) in found && (!best || size[last[row]] > size[last[best]])) best = row
+        if (!best) best = ++many
+        last[best] = header[next_one]
+        text[best] = text[best] " " last[best]
+      }
+      for (row = 1; row <= many; ++row) print substr(text[row], 2)
+    }')
 }
 try() {  # try WHAT COMMAND...
   local what=$1
@@ -37,10 +58,10 @@ if [[ $(basename "$compiler") == nvcc* ]]; then
   mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.cuh' -o -path 'kernels/cpu/*' ! -path '*/detail/*' -name '*.h' | sort)
   front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
   flags=(-arch=sm_80 -I "$include_dir" -Werror all-warnings)
-  for header in $(alone "${headers[@]}"); do
-    printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cu"
-    try "$header" bash "$front_end" "$compiler" -std=c++17 "${flags[@]}" -ptx "$work/alone.cu" -o "$work/out.ptx"
-  done
+  while read -ra row; do
+    for header in "${row[@]}"; do printf '#include <%s>\n#include <%s>\n' "$header" "$header"; done > "$work/alone.cu"
+    try "${row[*]}" bash "$front_end" "$compiler" -std=c++17 "${flags[@]}" -ptx "$work/alone.cu" -o "$work/out.ptx"
+  done < <(rows "${headers[@]}")
   printf '#include <%s>\n' "${headers[@]}" > "$work/all.cu"
   for standard in 17 20; do
     try "all headers, C++$standard" "$compiler" "-std=c++$standard" "${flags[@]}" -Xcompiler=-Wall,-Wextra,-Werror -c "$work/all.cu" -o "$work/all.o"
@@ -54,10 +75,10 @@ else
   done < <("$compiler" -E -v -x c++ /dev/null 2>&1 | sed -n '/^#include </,/^End of search/p' | grep '^ /')
   flags=(-I "$include_dir" -Wall -Wextra -Wpedantic -Werror -fsyntax-only)
 
-  for header in $(alone "${headers[@]}"); do
-    printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cpp"
-    try "$header" "$compiler" -std=c++17 "${hide_cuda[@]}" "${flags[@]}" "$work/alone.cpp"
-  done
+  while read -ra row; do
+    for header in "${row[@]}"; do printf '#include <%s>\n#include <%s>\n' "$header" "$header"; done > "$work/alone.cpp"
+    try "${row[*]}" "$compiler" -std=c++17 "${hide_cuda[@]}" "${flags[@]}" "$work/alone.cpp"
+  done < <(rows "${headers[@]}")
 
   printf '#include <%s>\n' "${headers[@]}" > "$work/all.cpp"
   instruction_sets=("")
@@ -79,5 +100,6 @@ else
   done
 fi
 
-echo "${#headers[@]} headers, $checked compiles, $failures wrong"
-[[ ${#headers[@]} -gt 0 && $failures -eq 0 ]]
+in_rows=$(rows "${headers[@]}" | wc -w)
+echo "${#headers[@]} headers, $in_rows of them in rows, $checked compiles, $failures wrong"
+[[ ${#headers[@]} -gt 0 && $in_rows -eq ${#headers[@]} && $failures -eq 0 ]]
