@@ -83,9 +83,10 @@ bool takes_codes(const Place& place) {
     if (cudaMalloc(&out, 2 * n * n * sizeof(float)) != cudaSuccess) return false;
     float* const in = out + n * n;
     k::MatmulPlan plan;
-    const k::Status planned =
-        k::matmul_plan(exec(place), codes({in, nullptr, in}, n), weights({in, in, n, n, kWeights}),
-                       k::bias(static_cast<const float*>(in)) | k::store(out, n), {kManyRows, n, n}, {}, policy(place), plan);
+    const k::Status planned = k::matmul_plan(exec(place), codes({in, nullptr, in}, n),
+                                             weights({in, in, n, n, kWeights}),
+                                             k::bias(static_cast<const float*>(in)) | k::store(out, n),
+                                             {kManyRows, n, n}, {}, policy(place), plan);
     cudaFree(out);
     return planned.ok() && plan.in_eight;
   }
