@@ -267,7 +267,7 @@ TEST_CASE("inputs of 8 bits go with weights of the same type, and with devices t
   const auto has = [](const std::string& why, const char* part) { return why.find(part) != std::string::npos; };
   CHECK(refusal("int8", "int8", std::make_unique<Part>(all)) == "");
   CHECK(refusal("fp8", "fp8", std::make_unique<Part>(all)) == "");
-  CHECK(refusal("auto", "int4", std::make_unique<Part>(all)) == "");
+  CHECK(refusal("auto", "fp32", std::make_unique<Part>(all)) == "");
   for (const char* weights : {"stored", "fp32", "fp8", "int4"})
     CHECK(has(refusal("int8", weights, std::make_unique<Part>(all)), "--inputs int8 with --weights int8"));
   CHECK(has(refusal("fp8", "int8", std::make_unique<Part>(all)), "--inputs fp8 with --weights fp8"));
