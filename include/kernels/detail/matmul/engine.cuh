@@ -21,7 +21,7 @@ class ProductEngine {
   using X = typename P::X;
   using W = typename P::W;
   using C = typename P::C;
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Gate = FirstWeights<P>;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>(), chunk_x = pack_within<X, 8>;
   static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
   // Whether tensor cores may take over: nothing that they would round but the inputs.

@@ -29,7 +29,7 @@ __device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i,
 constexpr int kFewRun = 32;
 template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
 struct FewWeights {
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Gate = FirstWeights<P>;
   using Code = T;
   using Tile = TileOperand<T, Gate, kFewRows, kThreads, 8, kStep>;
   static_assert(Tile::copied, "weights that lie in memory as tensor cores take them");
@@ -127,7 +127,7 @@ struct FewWeights {
 // zero points.
 template <class P, class T, int kThreads, int kStep, bool kByL1>
 struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Gate = FirstWeights<P>;
   using Code = typename Coded<Gate>::Code;
   static constexpr bool possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
   using Types = CodedTypes<Gate>;

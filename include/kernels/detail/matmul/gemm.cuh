@@ -121,9 +121,9 @@ template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
   static constexpr bool coded = kWidth == kAsCodes, turned = arch::kWarpgroupMma || coded;
-  using Slabs = GemmSlabs<P, 1, turned ? SlabOrder::turned : SlabOrder::pairs>;
+  using Slabs = GemmSlabs<P, 1, coded ? SlabOrder::turned : kUsualOrder>;
   using Params = GemmParams<P>;
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Gate = FirstWeights<P>;
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
   static constexpr int kOutputs = kRows / P::matrices, kInputWidth = coded ? 8 : kWidth;
   using Inputs = TileOperand<T, X, kTokens, kThreads, kInputWidth, kStep, coded>;

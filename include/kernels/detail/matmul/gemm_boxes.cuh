@@ -59,11 +59,8 @@ struct BoxedGemmBody {
                        kConsumerRegisters = has_input_boxes ? 232 : kRows == 256 ? 216 : 208;
   template <int kHeight>
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
-  using Slabs = GemmSlabs<P, 1,
-                          by_rows               ? SlabOrder::across
-                          : arch::kWarpgroupMma ? SlabOrder::turned
-                                                : SlabOrder::pairs,
-                          arch::kWarpgroupMma ? 512 : 64, kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
+  using Slabs = GemmSlabs<P, 1, by_rows ? SlabOrder::across : kUsualOrder, arch::kWarpgroupMma ? 512 : 64,
+                          kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
     if (in_eight && tokens > 128) return false;  // for want of registers
@@ -447,9 +444,10 @@ struct BoxedGemmBody {
                                       : *coded_row(p.template weights<P::matrices - 1>(), n).scales);
   }
   static __device__ __forceinline__ bool has_weight_scales(const P& p) {
-    return Coded<Gate>::scaled && !scaled_by_steps(p.template weights<0>(), p.k);
+    return !scaled_by_steps(p.template weights<0>(), p.k);
   }
-  // A lane has all of the tile's weights where tokens are rows: each thread brings the scale of one.
+  // A lane has all of the tile's weights where tokens are rows: each thread brings the scale of one, which all have
+  // when they lay out their sums.
   static __device__ __forceinline__ void bring_scales(const P& p, const Tile& tile, float* factors) {
     if constexpr (by_rows && Coded<Gate>::scaled) {
       if (!has_weight_scales(p)) return;

@@ -92,7 +92,7 @@ struct CodedGemmParams : GemmParams<P> {
 template <class P, class T, int kRows_>
 struct CodedGemmBody {
   using X = typename P::X;
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Gate = FirstWeights<P>;
   using Code = typename Coded<Gate>::Code;
   using Params = CodedGemmParams<P, T>;
   using Maps = CodedMaps<P, T>;

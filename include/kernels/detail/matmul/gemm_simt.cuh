@@ -26,7 +26,7 @@ struct SimtGemmBody {
     P problem;
     int64_t token_tiles;
   };
-  using Weights0 = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Weights0 = FirstWeights<P>;
   using Weights1 = std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>;
 
   static __device__ __forceinline__ void run(const Params& params) {

@@ -35,6 +35,9 @@ struct ProductProblem {
   template <int i>
   __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
 };
+// The one matrix, or the gate.
+template <class P>
+using FirstWeights = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
 
 // A tile of one product: its tokens end before row_end, its weights begin at row `weights`.
 struct Tile {

@@ -5,6 +5,7 @@
 #include "../dequantize.cuh"
 #include "../row/packs.cuh"
 #include "../unaligned.cuh"
+#include "product.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -53,7 +54,7 @@ const Codes& without_scales(const Dequant<Codes, Scale>& source) {
 
 // Whether the weights of a product do: of one matrix, or both of a gate.
 template <class P, class T>
-constexpr bool weights_in_rows = in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<0>())>, T>&&
+constexpr bool weights_in_rows = in_rows<FirstWeights<P>, T>&&
     in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
