@@ -9,7 +9,7 @@ auto weights(const Matrix& w) {
   else return k::load(static_cast<const Codes*>(w.data), w.cols);
 }
 
-auto inputs(const void* y, const Matrix& w) { return k::load(static_cast<const A*>(y), w.cols); }
+auto inputs(const void* y, int64_t cols) { return k::load(static_cast<const A*>(y), cols); }
 
 auto codes(const Inputs& y, int64_t cols) {
   return k::dequant(k::load(static_cast<const Element<kWeights>*>(y.rows), cols), k::row_scales(y.scales));
@@ -21,8 +21,7 @@ const char* multiply(const Place& place, const Inputs& y, const W& w, const Out&
   if constexpr (bits_of(kWeights) == 8) {
     if (y.scales != nullptr) return reason(many_rows(place, codes(y, shape.k), w, out, shape));
   }
-  return reason(on::matmul(for_product(place, shape.m), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape,
-                           policy(place)));
+  return reason(on::matmul(for_product(place, shape.m), inputs(y.rows, shape.k), w, out, shape, policy(place)));
 }
 
 // The same, or of one row that is normalized on the way in.
@@ -82,13 +81,13 @@ const char* up(const Place& place, Activation activation, const Inputs& y, const
 
 const char* expert_up(const Place& place, const Experts& e, const void* y, const Matrix& gate, const Matrix& w, void* h, int64_t rows) {
   const int64_t inner = w.rows / e.count;
-  return reason(on::matmul(for_product(place, rows), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
+  return reason(on::matmul(for_product(place, rows), k::gathered(inputs(y, w.cols), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
                            {rows * e.per_token, inner, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 const char* expert_down(const Place& place, const Experts& e, const void* h, const Matrix& w, const float* zeros, float* made, int64_t rows) {
   const int64_t hidden = w.rows / e.count;
-  return reason(on::matmul(for_product(place, rows), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
+  return reason(on::matmul(for_product(place, rows), inputs(h, w.cols), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 }  // namespace
