@@ -315,7 +315,7 @@ void check_sample_rows(Tally& t, const Run& run) {
   for (int64_t r = 0; r < rows; ++r) rules[size_t(r)].top_k = int(r), rules[size_t(r)].top_p = r % 2 == 0 ? 1.f : 0.8f;
   rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = -2, rules[5].min_p = 1.5f;
   rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf,
-  rules[10].top_k = std::numeric_limits<int32_t>::min();
+  rules[10].top_k = std::numeric_limits<int32_t>::min(), rules[0].top_k = -1;
   // Rows from which something is drawn have penalties of their own, of lists of their own.
   rules[0].repetition = 1.7f, rules[1].presence = 1.5f, rules[11].frequency = 0.75f;
   const auto all = [&](auto SampleRulesOf::*what) {
