@@ -96,6 +96,9 @@ void all_codes(int64_t m, int64_t n, int64_t kk) {
                   [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 128, 128)); });
   coded<uint32_t>("int4_group32", m, n, kk, 4, 2.0 * n * kk / 32,
                   [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 32, 32)); });
+  coded<uint32_t>("mxfp4", m, n, kk, 4, 1.0 * n * kk / 32, [=](auto w, auto s) {
+    return k::dequant(k::fp4(w, kk), k::group_scales(reinterpret_cast<const k::float8_e8m0*>(s), kk / 32, 32));
+  });
   coded<uint32_t>("gf4", m, n, kk, 4, 0, [=](auto w, auto) { return k::gf4(w, kk); });
 }
 

@@ -7,7 +7,8 @@
 //   k::matmul(ex, x, k::stacked(wq, nq, wk, nk, wv, nk), k::apart(q, nq, kk, nk, v, nk), {M, nq + 2 * nk, K});
 //   k::matmul(ex, k::normed(k::load(x, K), k::RmsNorm{}) | k::mul(gamma), w, out, {M, N, K});
 //
-// Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  gf4(p, ld)  gated(w1, w3)  stacked(w, n, ...)
+// Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  fp4(p, ld)  gf4(p, ld)
+//               gated(w1, w3)  stacked(w, n, ...)
 // Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with
 // .zeros(z)
 //               experts(w, ids, n, experts)  mixed(w, ids, shares, top_k, n, cols, experts)
@@ -250,9 +251,9 @@ struct IsWords<Stacked<S, kParts>> : AnyPart<IsWords, S> {};
 template <class W>
 constexpr bool takes_weights() {
   constexpr bool words = AnyPart<IsWords, W>::value;
-  static_assert(
-      !words,
-      "weights are packed words: k::dequant(k::int4(p, ld), scales), with k::uint4 likewise, or k::gf4(p, ld) alone");
+  static_assert(!words,
+                "weights are packed words: k::dequant(k::int4(p, ld), scales), with k::uint4 and k::fp4 likewise, or "
+                "k::gf4(p, ld) alone");
   if constexpr (words) return false;
   else if constexpr (is_gated<W>::value || by_token<W>) return true;
   else return takes_source<W>();

@@ -389,6 +389,72 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("scales in powers of 2 of 8 bits") {
+  using Power = k::float8_e8m0;
+  for (int code = 0; code < 255; ++code) {
+    const float value = k::convert<float>(Power{uint8_t(code)});
+    INFO(code);
+    CHECK(double(value) == std::ldexp(1., code - 127));
+    CHECK(k::convert<Power>(value).bits == code);
+    CHECK(k::convert<Power>(std::nextafter(value, 0.f)).bits == code);  // up
+    CHECK(k::convert<Power>(value * 1.5f).bits == std::min(code + 1, 254));
+  }
+  CHECK(std::isnan(k::convert<float>(Power{255})));
+  CHECK(k::convert<Power>(std::numeric_limits<float>::quiet_NaN()).bits == 255);
+  CHECK(k::convert<Power>(std::numeric_limits<float>::infinity()).bits == 254);
+  CHECK(k::convert<Power>(0.f).bits == 0);
+}
+TEST_CASE("fp4 weights come back as packed") {
+  Tally t;
+  using Fours = FourBitFloats<k::float8_e8m0>;
+  for (const int64_t cols : {8, 64, 100, 257}) {
+    const int64_t rows = 5, words = (cols + 7) / 8, groups = (cols + 31) / 32;
+    Matrix<float> w(1, rows, cols, cols, 0, 1);
+    for (int64_t i = 0; i < std::min<int64_t>(cols, 32); ++i) w.set(4, i, 0.f);
+    w.upload();
+    std::vector<uint32_t> by_power(size_t(rows * words)), by_float(by_power);
+    std::vector<k::float8_e8m0> powers(size_t(rows * groups));
+    std::vector<float> scales(powers.size());
+    k::pack_fp4(w.data(), cols, rows, cols, 32, by_power.data(), powers.data());
+    k::pack_fp4(w.data(), cols, rows, cols, 32, by_float.data(), scales.data());
+    static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) {
+        double largest = 0;
+        for (int64_t i = c / 32 * 32; i < c / 32 * 32 + 32 && i < cols; ++i)
+          largest = std::fmax(largest, std::fabs(w.value(r, i)));
+        const size_t word = size_t(r * words + c / 8), g = size_t(r * groups + c / 32);
+        const double power = std::ldexp(1., powers[g].bits - 127);
+        // The least power of 2 under which the largest weight is not above 6.
+        t.expect(largest == 0 || (largest <= 6 * power * (1 + 1e-6) && largest > 3 * power), "fp4: scale %g for %g",
+                 power, largest);
+        t.expect(std::fabs(scales[g] * 6 - largest) <= 1e-5 * largest, "fp4: scale %g for %g", double(scales[g]),
+                 largest);
+        const auto nearest = [&](uint32_t from, double scale) {
+          const double value = w.value(r, c), back = Fours::value(int(from >> shifts[c % 8] & 15)) * scale;
+          double least = std::fabs(value);
+          for (int code = 0; code < 16; ++code) least = std::fmin(least, std::fabs(value - Fours::value(code) * scale));
+          t.expect(std::fabs(back - value) <= least + 1e-6 * largest, "fp4: %g came back as %g", value, back);
+        };
+        nearest(by_power[word], power), nearest(by_float[word], scales[g]);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+  for (int code = 0; code < 16; ++code) {
+    CHECK(double(k::Fp4::value(uint32_t(code))) == Fours::value(code));
+    CHECK(k::Fp4::code(k::Fp4::value(uint32_t(code))) == uint32_t(code));
+  }
+  CHECK(k::Fp4::code(0.25f) == 0u);  // of two that are as near the even one
+  CHECK(k::Fp4::code(0.75f) == 2u);
+  CHECK(k::Fp4::code(-2.5f) == 12u);
+  CHECK(k::Fp4::code(3.5f) == 6u);
+  CHECK(k::Fp4::code(5.f) == 6u);
+  CHECK(k::Fp4::code(std::numeric_limits<float>::infinity()) == 7u);
+  CHECK((k::Fp4::code(std::numeric_limits<float>::quiet_NaN()) & 7u) == 0u);
+  CHECK(k::word_of_codes(0x76543210u) == 0x75316420u);
+}
+
 // As if there were a 0 in its place, but for its own code.
 TEST_CASE("a NaN among int4, uint4 and gf4 weights leaves the codes beside it as they are") {
   const auto packed = [](const std::vector<float>& w) {

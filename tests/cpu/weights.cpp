@@ -236,6 +236,9 @@ TEST_CASE("gf4 weights") {
   every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
 }
 
+TEST_CASE("fp4 weights, scales that are powers of 2") {
+  every_shape<float, float>("fp4", [](int64_t n, int64_t c) { return FourBitFloats<k::float8_e8m0>(n, c, 32); });
+}
 TEST_CASE("every number of tokens up to 40") {
   Tally t;
   const Plain<float> w(19, 203);

@@ -107,6 +107,18 @@ TEST_CASE("matmul: weights of 4 bits") {
   decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
   });
+  decoded("fp4, scales of e4m3", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return FourBitFloats<k::float8_e4m3, DeviceMemory>(n, c, 32, gap / 8, shift / 8);
+  });
+}
+TEST_CASE("matmul: groups of 16 weights of 4 bits") {
+  for (const int64_t cols : {32, 200, 1024}) {
+    const FourBitFloats<k::float8_e4m3, DeviceMemory> w(70, cols, 16, 0, 0);
+    for (const int64_t m : {1, 3, 16, 40, 300}) {
+      check<k::half, float>("fp4", {m, 70, cols}, Path::automatic, w, 0x1p-10);
+      check<k::bfloat16, float>("fp4", {m, 70, cols}, Path::automatic, w, 0x1p-8);
+    }
+  }
 }
 TEST_CASE("matmul: weights of 4 bits and bfloat16") {
   for (const bool in_words : {false, true}) {
@@ -119,6 +131,9 @@ TEST_CASE("matmul: weights of 4 bits and bfloat16") {
   }
   decoded<k::bfloat16>("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
+  });
+  decoded<k::bfloat16>("fp4, scales of e8m0", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return FourBitFloats<k::float8_e8m0, DeviceMemory>(n, c, 32, gap / 8, shift / 8);
   });
 }
 TEST_CASE("matmul: quantized weights and inputs of float") {

@@ -173,6 +173,7 @@ TEST_CASE("rounded weights: codes of 8 and 4 bits, and maps") {
                Scaled<k::float8_e4m3, float, DeviceMemory>(n, cols, Grain::block, 16, 0, 0));
   expect_codes("int4 with zeros", 768, FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0));
   expect_codes("gf4", 768, EightInAWord<DeviceMemory>(n, cols, 0, 0));
+  expect_codes("fp4", 768, FourBitFloats<k::float8_e8m0, DeviceMemory>(n, cols, 32, 0, 0));
   expect_codes("codes between multiples of 16 bytes", 3, EightInAWord<DeviceMemory>(n, cols, 1, 1));
   for (const int64_t odd : {1, 77, 1000}) {
     const Weights w(n, odd, 3, 1);

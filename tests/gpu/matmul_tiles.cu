@@ -182,6 +182,9 @@ TEST_CASE("matmul tiles: 4 bits") {
   });
   all_sizes("gf4", [&](int64_t n, int64_t c) { return EightInAWord<DeviceMemory>(n, c, gap(c), 0); });
   all_sizes<k::bfloat16>("gf4", [&](int64_t n, int64_t c) { return EightInAWord<DeviceMemory>(n, c, gap(c), 4); });
+  all_sizes<k::bfloat16>("fp4, scales of e8m0", [&](int64_t n, int64_t c) {
+    return FourBitFloats<k::float8_e8m0, DeviceMemory>(n, c, 32, gap(c), 4);
+  });
   CHECK(streamed >= 20);
 }
 

@@ -120,6 +120,41 @@ struct FourBit {
   }
 };
 
+// Codes of float4_e2m1 with scales of 8 bits: float8_e8m0, as in MXFP4, or float8_e4m3.
+template <class S, class Memory = HostMemory>
+struct FourBitFloats {
+  static constexpr bool powers = std::is_same<S, k::float8_e8m0>::value;
+  Codes<Memory> codes;
+  int64_t group;
+  Guarded<uint8_t, Memory> scales;
+  FourBitFloats(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1)
+      : codes(rows, cols, gap, shift),
+        group(g),
+        scales(rows, (cols + g - 1) / g, (cols + g - 1) / g + gap, shift, Poison::nan) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < scales.cols(); ++c) {
+        const uint64_t bits = mix(uint64_t(r * 91 + c));
+        scales.set(r, c, uint8_t(powers ? 121 + bits % 9 : bits % 256 & 0xf7u));  // without NaN
+      }
+    }
+    scales.upload();
+  }
+  auto source() const {
+    const uint32_t* p = codes.data();
+    const auto* s = reinterpret_cast<const S*>(static_cast<const uint8_t*>(scales.data()));
+    return k::dequant(k::fp4(p, codes.ld() * 8), k::group_scales(s, scales.ld(), int(group)));
+  }
+  static double value(int code) {
+    static const double sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return (code & 8 ? -1 : 1) * sizes[code & 7];
+  }
+  double operator()(int64_t row, int64_t col) const {
+    const int scale = scales.get(row, col / group);
+    return value(codes.nibble(row, col)) *
+           (powers ? std::ldexp(1., scale - 127) : decode_small(format(DType::e4m3), uint32_t(scale)));
+  }
+};
+
 template <class Memory = HostMemory>
 struct EightInAWord {
   Codes<Memory> codes;

@@ -3,7 +3,8 @@
 // half, bfloat16, float8_e4m3 and float8_e5m2 are CUDA's types when the CUDA headers can be found and the library's own
 // bit-compatible ones otherwise. convert<To>(x) rounds to nearest even (a double to float first, and from there once
 // more to what is narrower); fp8 and int8 saturate, NaN stays NaN (int8 has none: it becomes 0). Other integers and
-// bool are only read: a cast would truncate, and store() does not take them. compute_t<T> is what kernels calculate in:
+// bool are only read: a cast would truncate, and store() does not take them. float8_e8m0 is for scales: powers of 2, to
+// the next of which convert() rounds up. compute_t<T> is what kernels calculate in:
 // double for double, float for all else.
 #pragma once
 
@@ -34,6 +35,9 @@ struct bfloat16 { uint16_t bits; };
 struct float8_e4m3 { uint8_t bits; };
 struct float8_e5m2 { uint8_t bits; };
 #endif
+struct float8_e8m0 {
+  uint8_t bits;
+};
 KERNELS_SHARED_END
 
 KERNELS_BEGIN
@@ -174,6 +178,19 @@ struct ConvertFp8 {
 };
 template <> struct Convert<float8_e4m3> : ConvertFp8<float8_e4m3, E4m3Format> {};
 template <> struct Convert<float8_e5m2> : ConvertFp8<float8_e5m2, E5m2Format> {};
+
+template <>
+struct Convert<float8_e8m0> {
+  static KERNELS_HD float decode(float8_e8m0 x) {
+    const uint32_t code = x.bits;
+    return bit_cast<float>(code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : code << 23);
+  }
+  static KERNELS_HD float8_e8m0 encode(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x) & 0x7fffffffu;
+    const uint32_t up = (bits + 0x7fffffu) >> 23;
+    return {uint8_t(bits > 0x7f800000u ? 255u : bits <= 0x00400000u ? 0u : up < 254u ? up : 254u)};
+  }
+};
 
 template <>
 struct Convert<int8_t> {

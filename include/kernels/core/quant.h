@@ -11,6 +11,11 @@
 //   k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // dequant(uint4(...), ....zeros(...))
 //   k::pack_gf4(w, k, n, k, codes.data());                                     // gf4(...)
 //
+//   std::vector<k::float8_e8m0> powers(n * k / 32);
+//   k::pack_fp4(w, k, n, k, 32, codes.data(), powers.data());                  // dequant(fp4(...), ...): MXFP4
+//
+// fp4: eight codes of float4_e2m1, 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign above, at the same bits.
+//
 // gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it are eight codes of
 // 3 bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
 #pragma once
@@ -23,6 +28,13 @@
 KERNELS_BEGIN
 
 KERNELS_HD constexpr int int4_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
+
+// The word of eight codes that lie one behind the other, code i at bit 4 i, as in many files.
+KERNELS_HD constexpr uint32_t word_of_codes(uint32_t in_order) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= (in_order >> (4 * i) & 15u) << int4_shift(i);
+  return word;
+}
 
 namespace detail {
 // Rounded to nearest even, by adding 1.5 * 2^23. NaN becomes `low`: as a number it would not fit the bits of a code.
@@ -55,6 +67,31 @@ struct Int4 : Uint4 {
   }
 };
 
+struct Fp4 {
+  static constexpr uint32_t mask = 15;
+  static constexpr float offset = 0, slope = 1, largest = 6;
+  static constexpr uint32_t shift(int i) { return uint32_t(int4_shift(i)); }
+  static KERNELS_HD constexpr float value(uint32_t code) {
+    const float size = (code & 7u) < 4 ? float(code & 7u) * 0.5f : float(2 + (code & 1u)) * ((code & 2u) != 0 ? 2 : 1);
+    return (code & 8u) != 0 ? -size : size;
+  }
+  static KERNELS_HD float at(uint32_t word, int i) { return value(word >> int4_shift(i)); }
+  static KERNELS_HD Pack<float, 8> all(uint32_t word) {
+    Pack<float, 8> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < 8; ++i) out.v[i] = at(word, i);
+    return out;
+  }
+  // The nearest, of two that are as near the even one; NaN becomes 0, with its sign.
+  static KERNELS_HD uint32_t code(float x) {
+    const float size = x < 0 ? -x : x;
+    const int of_size = size >= 4   ? 4 + detail::clamped(size / 2, 2, 3)
+                        : size >= 2 ? 2 + detail::clamped(size, 2, 4)
+                                    : detail::clamped(size * 2, 0, 4);
+    return uint32_t(of_size) | bit_cast<uint32_t>(x) >> 31 << 3;
+  }
+};
+
 struct Gf4 {
   static constexpr uint32_t mask = 7;
   static constexpr float offset = 4, slope = -0.25f;
@@ -74,6 +111,14 @@ struct Gf4 {
 
 namespace detail {
 
+template <class Format>
+KERNELS_HD constexpr float value_of(uint32_t code) {
+  if constexpr (std::is_same<Format, Fp4>::value)
+    return Format::value(code);
+  else
+    return (float(code) - Format::offset) * Format::slope;
+}
+
 #if KERNELS_VECTORS
 // What codes in the low bits of each lane mean, without the scale of gf4; the bits above them are ignored.
 template <class Format, int... i>
@@ -82,13 +127,24 @@ KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, in
   constexpr int N = sizeof...(i);
   using Floats = VectorOf<float, N>;
   // Looked up in a table: only as many bits of a lane count as it has entries for.
-  [[maybe_unused]] const Floats table{(float(i & int(Format::mask)) - Format::offset) * Format::slope...};
+  [[maybe_unused]] const Floats table{value_of<Format>(uint32_t(i) & Format::mask)...};
 #if defined(__AVX512F__)
   if constexpr (N == 16) return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, table);
 #endif
 #if defined(__AVX2__)
   if constexpr (N == 8 && Format::mask == 7) return _mm256_permutevar8x32_ps(table, (__m256i)codes);
 #endif
+  if constexpr (std::is_same<Format, Fp4>::value) {
+    using Bits = VectorOf<uint32_t, N>;
+    const Bits sizes = codes & 7u, sign = (codes & 8u) << 28;
+#if defined(__AVX2__)
+    if constexpr (N == 8)
+      return bit_cast<Floats>(bit_cast<Bits>(_mm256_permutevar8x32_ps(table, (__m256i)codes)) ^ sign);
+#endif
+    const Bits normal = (sizes << 22) + (126u << 23);
+    const Bits small = bit_cast<Bits>(__builtin_convertvector((VectorOf<int32_t, N>)sizes, Floats) * 0.5f);
+    return bit_cast<Floats>((sizes < 2u ? small : normal) | sign);
+  }
   const Floats values = __builtin_convertvector((VectorOf<int32_t, N>)(codes & Format::mask), Floats);
   if constexpr (Format::offset != 0) return (values - Format::offset) * Format::slope;
   else return values;
@@ -193,6 +249,27 @@ void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, u
       const float x = convert<float>(w[row * ld + c]);
       const uint32_t code = uint32_t(detail::clamped((scale != 0.f ? x / scale : 0.f) + float(zeros[index]), 0, 15));
       words[row * row_words + c / 8] |= code << int4_shift(int(c % 8));
+    }
+  });
+}
+
+// The same in codes of float4_e2m1, of which the largest is at most 6. The scales are of float8_e8m0 in MXFP4, with
+// groups of 32 columns.
+template <class T, class S>
+void pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+  const int64_t row_words = (cols + 7) / 8;
+  for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
+  detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
+    float largest = 0.f;
+    for (int64_t c = begin; c < end; ++c) {
+      const float size = std::fabs(convert<float>(w[row * ld + c]));
+      if (size > largest) largest = size;
+    }
+    scales[index] = convert<S>(largest / Fp4::largest);
+    const float scale = convert<float>(scales[index]);
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      words[row * row_words + c / 8] |= Fp4::code(scale != 0.f ? x / scale : 0.f) << int4_shift(int(c % 8));
     }
   });
 }

@@ -134,6 +134,31 @@ struct Decoder<Uint4> : NibbleDecoder<0> {};
 template <>
 struct Decoder<Int4> : NibbleDecoder<8> {};
 
+// A code in the places of a 16-bit type's sign, lowest two bits of the exponent and highest of the mantissa is its
+// value divided by a power of 2, a subnormal one as well. high: codes whose signs are in place.
+template <class T>
+__device__ __forceinline__ uint32_t fp4_pair(uint32_t high, uint32_t shifted) {
+  constexpr bool halves = std::is_same<T, half>::value;
+  constexpr uint32_t factor = pair_of<T>(halves ? 0x1p14f : 0x1p126f, halves ? 0x1p14f : 0x1p126f);
+  constexpr uint32_t sizes = halves ? 0x0e000e00u : 0x01c001c0u, minus_zero = 0x80008000u;
+  return arch::fma_pair<T>((high & 0x80008000u) | (shifted & sizes), factor, minus_zero);
+}
+template <class T>
+constexpr int kFp4Shift = std::is_same<T, half>::value ? 3 : 6;  // from a code in the highest bits on
+template <>
+struct Decoder<Fp4> {
+  static constexpr int each = 8;
+  static constexpr bool takes_zero = false;
+  template <class T>
+  static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word, Nothing) {
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int up = 12 - 4 * i, by = up - kFp4Shift<T>;
+      out[i] = fp4_pair<T>(word << up, by >= 0 ? word << by : word >> -by);
+    }
+  }
+};
+
 template <>
 struct Decoder<Gf4> {
   static constexpr int each = 8;

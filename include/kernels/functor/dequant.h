@@ -239,6 +239,7 @@ struct Traits<Words<Format>> : CodeTraits<Format, 32> {
 
 inline Words<Int4> int4(const uint32_t* words, int64_t ld) { return {words, ld}; }
 inline Words<Uint4> uint4(const uint32_t* words, int64_t ld) { return {words, ld}; }
+inline Words<Fp4> fp4(const uint32_t* words, int64_t ld) { return {words, ld}; }
 inline Words<Gf4> gf4(const uint32_t* words, int64_t ld) { return {words, ld}; }
 
 KERNELS_END

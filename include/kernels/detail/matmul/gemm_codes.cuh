@@ -63,6 +63,17 @@ struct LaneCodes<T, Uint4> : LaneNibbles<T, 0> {};
 template <class T>
 struct LaneCodes<T, Int4> : LaneNibbles<T, 8> {};
 template <class T>
+struct LaneCodes<T, Fp4> {
+  using Read = uint32_t;
+  static constexpr int kBytes = 4;
+  static __device__ __forceinline__ int first_byte(int) { return 0; }
+  static __device__ __forceinline__ uint32_t shift(Nothing) { return 0; }
+  static __device__ __forceinline__ uint32_t pair(Read word, int t, uint32_t, uint32_t) {
+    const uint32_t high = word << (12 - 4 * t);
+    return fp4_pair<T>(high, high >> kFp4Shift<T>);
+  }
+};
+template <class T>
 struct LaneCodes<T, Gf4> {
   using Read = uint32_t;
   static constexpr int kBytes = 4;

@@ -71,10 +71,11 @@ class Unit<float, Words<Format>> {
  public:
   static constexpr int cols = 8 * N;
   static constexpr bool in_planes = true, scaled = std::is_same<Format, Gf4>::value;
+  static constexpr bool looked_up = std::is_same<Format, Fp4>::value;  // which are no numbers with or without a sign
   static constexpr float offset = Format::offset * Format::slope;
   // What vector i holds for each 1 that a weight is worth.
   static constexpr float unity(int i) {
-    return (highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope;
+    return (looked_up || highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope;
   }
 
   KERNELS_INLINE Unit(const Words<Format>& w, int64_t row, int64_t col)
@@ -82,6 +83,7 @@ class Unit<float, Words<Format>> {
   template <int i>
   KERNELS_INLINE Register<float> vector() const {
     using Ints = VectorOf<int32_t, N>;
+    if constexpr (looked_up) return decode_lanes<Format, N>(words_ >> Format::shift(i));
     return __builtin_convertvector(Ints(highest(i) ? words_ >> Format::shift(i) : words_ & mask(i)), Register<float>);
   }
   KERNELS_INLINE Register<float> scale() const { return gf4_scales<N>(words_); }
