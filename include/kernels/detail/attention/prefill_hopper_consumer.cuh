@@ -37,6 +37,13 @@
 // sums (no difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142);
 // exponents that are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that
 // begin each tile of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
+//
+// Products of 8 bits (H200, 16 heads of 128 columns, 16,384 keys, before weights were made ahead): 192 queries and 96
+// keys took 2,200 cycles, in which products and exponentials would take 1,150 each, and all that goes through shared
+// memory as long. Without exponentials it was 10 % less, without maxima 8, without products 23, without values to be
+// turned 5. Tried with weights made ahead (2,346 us): two groups, and 128 keys a tile (2,494), 192 (2,311; 1,024 keys
+// 213 us for 207) or 224 (2,323; 1,024 keys 209, causal 152 for 136). Before that (2,408), no turns (2,611), turns at
+// exponentials (2,424), more chains of maxima (no difference).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -65,14 +72,17 @@ struct HopperConsumer : Parts {
   using Parts::kInEight, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
   using Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
 
-  // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits, which are 256
-  // already, leave no room for that. H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8
-  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757. Up to 128 columns of 16 bits it is sooner
-  // still to multiply outputs always, without a branch, with 16 heads of 128 columns by 6 %. H100, 16,384 keys: with
-  // products of 8 bits 2,663 us, multiplied always 2,757; with keys and values of 8 bits that are decoded 4,294 and
-  // 4,468.
-  static constexpr bool kShrinks = kCols <= 128 && !kInEight && kProducers == 1;
-  static constexpr int kSlack = kInEight || kShrinks ? 0 : 8;
+  // Where exponentials are the bound, weights are made ahead of their largest logit. H200, 32 heads of 64 columns:
+  // 4,096 keys 967 us and without 1,005, causal 544 and 561; products of 8 bits 628 and 656, 344 and 361. With 128
+  // columns products would wait for weights: 956 us for 795.
+  static constexpr bool kWeighsAhead = Parts::kExponentialsBound && kProducers == 1 && !Value::scaled;
+  // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits end at 256. H100,
+  // bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8 of 256 take 1,060, 815 and 722 us, and
+  // without slack 1,097, 842 and 757. Up to 128 columns of 16 bits it is sooner still to multiply outputs always,
+  // without a branch, with 16 heads of 128 columns by 6 %; with keys and values of 8 bits that are decoded it is not,
+  // 16,384 keys 4,294 us and 4,468.
+  static constexpr bool kShrinks = kCols <= 128 && !kWeighsAhead && kProducers == 1;
+  static constexpr int kSlack = kInEight ? 3 : kShrinks ? 0 : 8;
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
   // Whether plain tiles have a loop of their own. With 256 columns, where there are fewer tiles and more instructions,
@@ -136,7 +146,7 @@ struct HopperConsumer : Parts {
           results.put(p, item.rows, state.outputs[0], inverse);
         }
       } else {
-        if (!results_in_boxes(params)) release<false>(queries_empty);
+        if (kCopiesQueries && !results_in_boxes(params)) release<false>(queries_empty);
         pass_by(shared, group, 0, Tiles(item.all).count, keys_at, values_at);
       }
       arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
@@ -217,7 +227,8 @@ struct HopperConsumer : Parts {
           keys_at(keys),
           values_at(values) {}
 
-    // The group lets go of the queries as soon as it has the last logits, if it does not need their place.
+    // The group lets go of the queries as soon as it has the last logits, if it does not need their place; nobody waits
+    // for that of queries that the group reads itself.
     __device__ __forceinline__ void run(uint64_t* queries_empty) {
       if (last < 0) return release_queries(queries_empty);
       arch::pin(state.logits[0]);
@@ -261,16 +272,43 @@ struct HopperConsumer : Parts {
       else return false;
     }
     __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
-      if (!keeps_place) release<false>(queries_empty);
+      if (kCopiesQueries && !keeps_place) release<false>(queries_empty);
     }
     // Whether the TMA unit surely copies the whole tile. Of the first one threads may have copied or cleared some.
     __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
     }
-    // The product with the values of a tile, and meanwhile the next tile's logits and exponentials. kPlain: of both.
+    // The product with the values of a tile, the next tile's logits, and its weights. kPlain: of both.
     template <bool kPlain>
     __device__ __forceinline__ void step(int tile, uint64_t* queries_empty) {
+      if constexpr (kWeighsAhead)
+        step_ahead<kPlain>(tile, queries_empty);
+      else
+        overlapped_step<kPlain>(tile, queries_empty);
+    }
+    // Weights take the place of those that the product has read.
+    template <bool kPlain>
+    __device__ __forceinline__ void step_ahead(int tile, uint64_t* queries_empty) {
+      wait_for_turn(group);
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      begin_outputs<kPlain>(tile);
+      arch::pin(state.logits[0]);
+      begin_logits<kPlain>(tile + 1);
+      pass_turn(group);
+      const auto masks = fetch_masks(tile + 1);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.logits[0]), arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      release<Value::scaled>(&shared.values_empty[Parities::stage(tile)]);
+      if (tile + 1 == last) release_queries(queries_empty);
+      scale_logits(tile + 1);
+      release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
+      typename Work::Look look = look_at<kPlain, true>(tile + 1, masks);
+      state.weigh_ahead(look);
+    }
+    // Exponentials run beside the product.
+    template <bool kPlain>
+    __device__ __forceinline__ void overlapped_step(int tile, uint64_t* queries_empty) {
       wait_for_turn(group);
       arch::pin(state.logits[0]);
       begin_logits<kPlain>(tile + 1);
@@ -314,10 +352,10 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ auto fetch_masks(int tile) const {
       return state.fetch_masks(p, rows, tiles.begin + tile * kKeys);
     }
-    template <bool kPlain, class Masks>
+    template <bool kPlain, bool kAhead = false, class Masks>
     __device__ __forceinline__ typename Work::Look look_at(int tile, const Masks& masks) {
-      return state.template look_at<kPlain>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                            kPlain || (tile >= first_whole && tile < last_whole), masks);
+      return state.template look_at<kPlain, kAhead>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
+                                                    kPlain || (tile >= first_whole && tile < last_whole), masks);
     }
 
     // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
