@@ -142,8 +142,8 @@ KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, in
       return bit_cast<Floats>(bit_cast<Bits>(_mm256_permutevar8x32_ps(table, (__m256i)codes)) ^ sign);
 #endif
     const Bits normal = (sizes << 22) + (126u << 23);
-    const Bits small = bit_cast<Bits>(__builtin_convertvector((VectorOf<int32_t, N>)sizes, Floats) * 0.5f);
-    return bit_cast<Floats>((sizes < 2u ? small : normal) | sign);
+    const Bits subnormal = bit_cast<Bits>(__builtin_convertvector((VectorOf<int32_t, N>)sizes, Floats) * 0.5f);
+    return bit_cast<Floats>((sizes < 2u ? subnormal : normal) | sign);
   }
   const Floats values = __builtin_convertvector((VectorOf<int32_t, N>)(codes & Format::mask), Floats);
   if constexpr (Format::offset != 0) return (values - Format::offset) * Format::slope;
