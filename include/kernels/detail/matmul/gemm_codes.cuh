@@ -44,11 +44,16 @@ struct LaneCodes {
     }
   }
 };
-template <class T, int kOffset>
-struct LaneNibbles {
+// Of 4 bits all lanes read the word that the eight lie in.
+struct LaneWord {
   using Read = uint32_t;
-  static constexpr int kBytes = 4, kBase = std::is_same<T, half>::value ? 1024 : 128;
+  static constexpr int kBytes = 4;
   static __device__ __forceinline__ int first_byte(int) { return 0; }
+  static __device__ __forceinline__ uint32_t shift(Nothing) { return 0; }
+};
+template <class T, int kOffset>
+struct LaneNibbles : LaneWord {
+  static constexpr int kBase = std::is_same<T, half>::value ? 1024 : 128;
   template <class Zero>
   static __device__ __forceinline__ uint32_t shift(Zero zero) {
     return without<T, kBase + kOffset>(zero);
@@ -63,22 +68,14 @@ struct LaneCodes<T, Uint4> : LaneNibbles<T, 0> {};
 template <class T>
 struct LaneCodes<T, Int4> : LaneNibbles<T, 8> {};
 template <class T>
-struct LaneCodes<T, Fp4> {
-  using Read = uint32_t;
-  static constexpr int kBytes = 4;
-  static __device__ __forceinline__ int first_byte(int) { return 0; }
-  static __device__ __forceinline__ uint32_t shift(Nothing) { return 0; }
+struct LaneCodes<T, Fp4> : LaneWord {
   static __device__ __forceinline__ uint32_t pair(Read word, int t, uint32_t, uint32_t) {
     const uint32_t high = word << (12 - 4 * t);
     return fp4_pair<T>(high, high >> kFp4Shift<T>);
   }
 };
 template <class T>
-struct LaneCodes<T, Gf4> {
-  using Read = uint32_t;
-  static constexpr int kBytes = 4;
-  static __device__ __forceinline__ int first_byte(int) { return 0; }
-  static __device__ __forceinline__ uint32_t shift(Nothing) { return 0; }
+struct LaneCodes<T, Gf4> : LaneWord {
   static __device__ __forceinline__ uint32_t pair(Read word, int t, uint32_t, uint32_t) {
     constexpr uint32_t base = pair_of<half>(1024, 1024), slope = pair_of<half>(-0.25f, -0.25f),
                        shift = pair_of<half>(257, 257), minus_zero = 0x80008000u;
