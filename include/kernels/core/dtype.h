@@ -35,9 +35,7 @@ struct bfloat16 { uint16_t bits; };
 struct float8_e4m3 { uint8_t bits; };
 struct float8_e5m2 { uint8_t bits; };
 #endif
-struct float8_e8m0 {
-  uint8_t bits;
-};
+struct float8_e8m0 { uint8_t bits; };
 KERNELS_SHARED_END
 
 KERNELS_BEGIN

@@ -48,7 +48,8 @@ struct Uint4 {
   static constexpr uint32_t mask = 15;
   static constexpr float offset = 0, slope = 1;
   static constexpr uint32_t shift(int i) { return uint32_t(int4_shift(i)); }
-  static KERNELS_HD float at(uint32_t word, int i) { return float((word >> int4_shift(i)) & 15u); }
+  static KERNELS_HD constexpr float value(uint32_t code) { return float(code); }
+  static KERNELS_HD float at(uint32_t word, int i) { return value((word >> int4_shift(i)) & 15u); }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) {
     Pack<float, 8> out;
     KERNELS_UNROLL
@@ -59,6 +60,7 @@ struct Uint4 {
 
 struct Int4 : Uint4 {
   static constexpr float offset = 8;
+  static KERNELS_HD constexpr float value(uint32_t code) { return float(code) - 8.f; }
   static KERNELS_HD float at(uint32_t word, int i) { return Uint4::at(word, i) - 8.f; }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) { return Uint4::all(word) - 8.f; }
   // What pack_int4() makes of a number; with a scale of 0, what means 0.
@@ -67,10 +69,8 @@ struct Int4 : Uint4 {
   }
 };
 
-struct Fp4 {
-  static constexpr uint32_t mask = 15;
-  static constexpr float offset = 0, slope = 1, largest = 6;
-  static constexpr uint32_t shift(int i) { return uint32_t(int4_shift(i)); }
+struct Fp4 : Uint4 {
+  static constexpr float largest = 6;
   static KERNELS_HD constexpr float value(uint32_t code) {
     const float size = (code & 7u) < 4 ? float(code & 7u) * 0.5f : float(2 + (code & 1u)) * ((code & 2u) != 0 ? 2 : 1);
     return (code & 8u) != 0 ? -size : size;
@@ -96,6 +96,8 @@ struct Gf4 {
   static constexpr uint32_t mask = 7;
   static constexpr float offset = 4, slope = -0.25f;
   static constexpr uint32_t shift(int i) { return uint32_t(8 + 3 * i); }
+  // Without the scale.
+  static KERNELS_HD constexpr float value(uint32_t code) { return (float(code) - offset) * slope; }
   static KERNELS_HD float scale(uint32_t word) {
     return convert<float>(bit_cast<float8_e5m2>(static_cast<uint8_t>(word & 0xffu))) * -0.25f;
   }
@@ -111,14 +113,6 @@ struct Gf4 {
 
 namespace detail {
 
-template <class Format>
-KERNELS_HD constexpr float value_of(uint32_t code) {
-  if constexpr (std::is_same<Format, Fp4>::value)
-    return Format::value(code);
-  else
-    return (float(code) - Format::offset) * Format::slope;
-}
-
 #if KERNELS_VECTORS
 // What codes in the low bits of each lane mean, without the scale of gf4; the bits above them are ignored.
 template <class Format, int... i>
@@ -127,7 +121,7 @@ KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, in
   constexpr int N = sizeof...(i);
   using Floats = VectorOf<float, N>;
   // Looked up in a table: only as many bits of a lane count as it has entries for.
-  [[maybe_unused]] const Floats table{value_of<Format>(uint32_t(i) & Format::mask)...};
+  [[maybe_unused]] const Floats table{Format::value(uint32_t(i) & Format::mask)...};
 #if defined(__AVX512F__)
   if constexpr (N == 16) return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, table);
 #endif
@@ -193,6 +187,17 @@ KERNELS_HD Pack<float, N> decode_words(const uint32_t* words) {
   }
 }
 
+// The weight of columns [begin, end) that is largest in magnitude, with its sign; 0 instead of NaN.
+template <class T>
+float largest_weight(const T* row, int64_t begin, int64_t end) {
+  float largest = 0.f;
+  for (int64_t c = begin; c < end; ++c) {
+    const float x = convert<float>(row[c]);
+    if (std::fabs(x) > std::fabs(largest)) largest = x;
+  }
+  return largest;
+}
+
 // f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a
 // matrix.
 template <class F>
@@ -213,12 +218,8 @@ void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, ui
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0x88888888u;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
-    float largest = 0.f;  // with its sign: it becomes -8, which has no positive counterpart
-    for (int64_t c = begin; c < end; ++c) {
-      const float x = convert<float>(w[row * ld + c]);
-      if (std::fabs(x) > std::fabs(largest)) largest = x;
-    }
-    scales[index] = convert<S>(largest / -8.f);
+    // It becomes -8, which has no positive counterpart.
+    scales[index] = convert<S>(detail::largest_weight(w + row * ld, begin, end) / -8.f);
     const float scale = convert<float>(scales[index]);
     for (int64_t c = begin; c < end; ++c) {
       const float x = convert<float>(w[row * ld + c]);
@@ -260,12 +261,7 @@ void pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uin
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
-    float largest = 0.f;
-    for (int64_t c = begin; c < end; ++c) {
-      const float size = std::fabs(convert<float>(w[row * ld + c]));
-      if (size > largest) largest = size;
-    }
-    scales[index] = convert<S>(largest / Fp4::largest);
+    scales[index] = convert<S>(std::fabs(detail::largest_weight(w + row * ld, begin, end)) / Fp4::largest);
     const float scale = convert<float>(scales[index]);
     for (int64_t c = begin; c < end; ++c) {
       const float x = convert<float>(w[row * ld + c]);
@@ -278,12 +274,7 @@ void pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uin
 template <class T>
 void pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* words) {
   detail::each_group(rows, cols, 8, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
-    float largest = 0.f;
-    for (int64_t c = begin; c < end; ++c) {
-      const float x = convert<float>(w[row * ld + c]);
-      if (std::fabs(x) > std::fabs(largest)) largest = x;
-    }
-    uint32_t word = bit_cast<uint8_t>(convert<float8_e5m2>(largest));
+    uint32_t word = bit_cast<uint8_t>(convert<float8_e5m2>(detail::largest_weight(w + row * ld, begin, end)));
     const float scale = Gf4::scale(word);
     for (int i = 0; i < 8; ++i) {
       const float x = begin + i < end ? convert<float>(w[row * ld + begin + i]) : 0.f;
