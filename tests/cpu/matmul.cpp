@@ -351,7 +351,6 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
       k::pack_int4(w.data(), cols, rows, cols, group, int4.data(), scales.data());
       k::pack_uint4(w.data(), cols, rows, cols, group, uint4.data(), scales2.data(), zeros.data());
       k::pack_gf4(w.data(), cols, rows, cols, gf4.data());
-      static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < cols; ++c) {
           double largest = 0, low = 0, high = 0, eight = 0;
@@ -364,13 +363,13 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
           }
           const size_t word = size_t(r * words + c / 8), g = size_t(r * groups + c / group);
           const double value = w.value(r, c), tolerance = 1e-5 * std::fabs(largest);
-          const double back = ((int4[word] >> shifts[c % 8] & 15) - 8.0) * scales[g];
+          const double back = (nibble_of(int4[word], c) - 8.0) * scales[g];
           t.expect(std::fabs(scales[g] + largest / 8) <= tolerance, "int4: scale %g for %g", double(scales[g]),
                    largest);
           const bool cut = value * largest < 0 && std::fabs(value) > 7.5 / 8 * std::fabs(largest);
           t.expect(std::fabs(back - value) <= (cut ? 1 : 0.5) * std::fabs(largest / 8) + tolerance,
                    "int4: %g came back as %g", value, back);
-          const double back2 = (double(uint4[word] >> shifts[c % 8] & 15) - zeros[g]) * scales2[g];
+          const double back2 = (double(nibble_of(uint4[word], c)) - zeros[g]) * scales2[g];
           // The zero point is rounded too: at the ends of the range that adds half a scale.
           t.expect(std::fabs(scales2[g] - (high - low) / 15) <= tolerance, "uint4: scale %g", double(scales2[g]));
           t.expect(std::fabs(back2 - value) <= (high - low) / 15 + tolerance, "uint4: %g came back as %g", value,
@@ -417,7 +416,6 @@ TEST_CASE("fp4 weights come back as packed") {
     std::vector<float> scales(powers.size());
     k::pack_fp4(w.data(), cols, rows, cols, 32, by_power.data(), powers.data());
     k::pack_fp4(w.data(), cols, rows, cols, 32, by_float.data(), scales.data());
-    static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
         double largest = 0;
@@ -431,7 +429,7 @@ TEST_CASE("fp4 weights come back as packed") {
         t.expect(std::fabs(scales[g] * 6 - largest) <= 1e-5 * largest, "fp4: scale %g for %g", double(scales[g]),
                  largest);
         const auto nearest = [&](uint32_t from, double scale) {
-          const double value = w.value(r, c), back = Fours::value(int(from >> shifts[c % 8] & 15)) * scale;
+          const double value = w.value(r, c), back = Fours::value(nibble_of(from, c)) * scale;
           double least = std::fabs(value);
           for (int code = 0; code < 16; ++code) least = std::fmin(least, std::fabs(value - Fours::value(code) * scale));
           t.expect(std::fabs(back - value) <= least + 1e-6 * largest, "fp4: %g came back as %g", value, back);

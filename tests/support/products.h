@@ -71,6 +71,12 @@ struct Scaled {
   }
 };
 
+// The code of 4 bits that a column has in its word.
+inline int nibble_of(uint32_t word, int64_t col) {
+  static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
+  return int(word >> shifts[col % 8] & 15);
+}
+
 // Any bits are eight codes. What lies behind the last column must not count.
 template <class Memory = HostMemory>
 struct Codes : Guarded<uint32_t, Memory> {
@@ -84,10 +90,7 @@ struct Codes : Guarded<uint32_t, Memory> {
   }
   // Without the scales of gf4 that are NaN, infinite or huge.
   static uint32_t tame(uint32_t word) { return word & 0xffffffbfu; }
-  int nibble(int64_t row, int64_t col) const {
-    static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
-    return int(this->get(row, col / 8) >> shifts[col % 8] & 15);
-  }
+  int nibble(int64_t row, int64_t col) const { return nibble_of(this->get(row, col / 8), col); }
 };
 
 template <class S, bool kZeros, class Memory = HostMemory>
