@@ -282,10 +282,8 @@ struct HopperConsumer : Parts {
     // The product with the values of a tile, the next tile's logits, and its weights. kPlain: of both.
     template <bool kPlain>
     __device__ __forceinline__ void step(int tile, uint64_t* queries_empty) {
-      if constexpr (kWeighsAhead)
-        step_ahead<kPlain>(tile, queries_empty);
-      else
-        overlapped_step<kPlain>(tile, queries_empty);
+      if constexpr (kWeighsAhead) step_ahead<kPlain>(tile, queries_empty);
+      else overlapped_step<kPlain>(tile, queries_empty);
     }
     // Weights take the place of those that the product has read.
     template <bool kPlain>

@@ -281,7 +281,7 @@ struct PrefillWork {
   // Logits stay as they are. Rows take turns: one after the other 64 columns and 4,096 keys take 2 % longer (H200).
   __device__ __forceinline__ void make_weights(const Look& look, float (&found)[kTiles][2],
                                                float (&sums_of_tile)[kTiles][2]) {
-    static_assert(kTiles == 1 && !kShrinks && !Value::scaled, "what there is");
+    static_assert(kTiles == 1 && !kShrinks && !Value::scaled, "16 rows, a slack, and values without scales");
     float most[2][2], (&sum)[2] = sums_of_tile[0];
     const float from[2] = {reference(0, 0) - kRaise, reference(0, 1) - kRaise};
     KERNELS_UNROLL
