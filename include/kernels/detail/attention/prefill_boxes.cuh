@@ -103,10 +103,11 @@ class TileBox {
     const KvSlot slot = kv.where().slot(b, int64_t(pos) + row());
     return {int(slot.place), int(slot.block)};
   }
-  // Arrives at the barrier, as one of 128, and asks for the box.
+  // Arrives at the barrier, as one of 128, and asks for the box, unless it lies behind the head's columns.
   template <bool kValues>
-  __device__ __forceinline__ void bring(const BoxPlace& at, int head, unsigned char* tile, uint64_t* full) const {
-    if (row() < kKeys) {
+  __device__ __forceinline__ void bring(const BoxPlace& at, int head, int columns, unsigned char* tile,
+                                        uint64_t* full) const {
+    if (row() < kKeys && (kFirst + run()) * (128 / int(sizeof(T))) < columns) {
       arch::mbarrier_arrive_expect(full, boxes_.rows * 128);
       arch::copy_box(arch::shared_address(tile) + (run() * kKeys + row()) * 128,
                      kValues ? boxes_.values : boxes_.keys, (kFirst + run()) * (128 / int(sizeof(T))), at.row,
@@ -133,7 +134,7 @@ struct NoBox {
     return {};
   }
   template <bool kValues>
-  __device__ __forceinline__ void bring(const BoxPlace&, int, unsigned char*, uint64_t*) const {}
+  __device__ __forceinline__ void bring(const BoxPlace&, int, int, unsigned char*, uint64_t*) const {}
 };
 
 }  // namespace detail

@@ -138,7 +138,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         uint64_t* const full = &shared.keys_full[stage];
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
         if (boxes.have(pos)) {
-          boxes.template bring<false>(keys_place, rows.kv_head, to, full);
+          boxes.template bring<false>(keys_place, rows.kv_head, dim, to, full);
         } else {
           Keys keys(key_at, pos, 0, dim, true);
           keys.template bring<false>(to, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
@@ -152,7 +152,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         uint64_t* const full = &shared.values_full[stage];
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
         if (boxes.have(before)) {
-          boxes.template bring<true>(values_place, rows.kv_head, to, full);
+          boxes.template bring<true>(values_place, rows.kv_head, cols, to, full);
         } else {
           Values values(value_at, before, 0, cols, true);
           values.template bring<false>(to, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
@@ -204,7 +204,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         BoxPlace place{};
         if (in_boxes) {
           place = boxes.find(p.kv, rows.b, pos);
-          boxes.template bring<true>(place, rows.kv_head, values_to_copy, values_copied);
+          boxes.template bring<true>(place, rows.kv_head, cols, values_to_copy, values_copied);
         } else {
           Values values(value_at, pos, 0, cols, true);
           find_rows(addresses, values, value_at, pos, low, end);
@@ -217,7 +217,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
           scale = scale_of(tile + 1);
         }
         if (in_boxes) {
-          boxes.template bring<false>(place, rows.kv_head, to, full);
+          boxes.template bring<false>(place, rows.kv_head, dim, to, full);
         } else {
           Keys keys(key_at, pos, 0, dim, true);
           find_rows(addresses, keys, key_at, pos, low, end);

@@ -152,9 +152,9 @@ struct LatentProducer : HopperItemProducer<Parts> {
       if (boxes.have(pos)) {
         const BoxPlace place = boxes.find(p.kv, rows.b, pos), other_place = other_boxes.find(p.kv, rows.b, pos);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
-        boxes.template bring<false>(place, rows.kv_head, to, &full[0]);
+        boxes.template bring<false>(place, rows.kv_head, Parts::kDim, to, &full[0]);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
-        other_boxes.template bring<false>(other_place, rows.kv_head, to + Keys::kBytes, &full[1]);
+        other_boxes.template bring<false>(other_place, rows.kv_head, Parts::kDim, to + Keys::kBytes, &full[1]);
       } else {
         Keys keys(at, pos, 0, Parts::kMiddle, true);
         Others others(at, pos, Parts::kMiddle, Parts::kDim - Parts::kMiddle, true);
