@@ -35,14 +35,14 @@ class OwnCalls:
 
     def __call__(self, queries, keys, values, causal):
         batch, count, heads, dim = queries[0].shape
-        length, kv_heads = keys[0].shape[1:3]
-        outs = [torch.empty_like(q) for q in queries]
+        length, kv_heads, v_dim = values[0].shape[1:]
+        outs = [q.new_empty(batch, count, heads, v_dim) for q in queries]
         if count == 1:
             sizes = (batch, length, heads, kv_heads)
             room = torch.empty(self.library.kernels_decode_bytes(*map(ctypes.c_int64, (batch, heads, kv_heads))), dtype=torch.uint8, device="cuda")
             function, memory, last = self.library.kernels_decode, [room], int(queries[0].dtype == torch.float16)
         else:
-            sizes, function, memory, last = (batch, length, heads, kv_heads, dim), self.library.kernels_attention, [], int(causal)
+            sizes, function, memory, last = (batch, length, heads, kv_heads, dim, v_dim), self.library.kernels_attention, [], int(causal)
 
         def call(i):
             pointers = [queries[i], keys[i], values[i], outs[i], *memory]
@@ -82,7 +82,7 @@ def of_flashinfer(module, queries, keys, values, causal):
         paged = [[x.reshape(batch * each, page, kv_heads, dim) for x in tensors] for tensors in (keys, values)]
         return lambda i: wrapper.run(queries[i].view(batch, heads, dim), (paged[0][i], paged[1][i]))
     wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(room, "NHD")
-    wrapper.plan(steps(count), steps(length), heads, kv_heads, dim, causal=causal, q_data_type=dtype, kv_data_type=dtype)
+    wrapper.plan(steps(count), steps(length), heads, kv_heads, dim, head_dim_vo=values[0].shape[3], causal=causal, q_data_type=dtype, kv_data_type=dtype)
     flat = [[x.reshape(-1, *x.shape[2:]) for x in tensors] for tensors in (queries, keys, values)]
     return lambda i: wrapper.run(*(tensors[i] for tensors in flat))
 
@@ -110,7 +110,7 @@ def prepared(who, make, queries, keys, values, causal, calls):
         call = make(queries, keys, values, causal)
         if who not in WHO:
             got = call(0)
-            got = (got[0] if isinstance(got, tuple) else got).reshape(queries[0].shape)[0, :64, 0].float()
+            got = (got[0] if isinstance(got, tuple) else got).reshape(*queries[0].shape[:3], -1)[0, :64, 0].float()
             q, k, v = queries[0][0, :64, 0].float(), keys[0][0, :, 0].float(), values[0][0, :, 0].float()
             logits = q @ k.T * q.shape[-1] ** -0.5
             if causal:
@@ -125,6 +125,8 @@ def timed(made, queries, keys, values, causal, calls):
     """{who: figures, or why there are none}."""
     graphs, figures = {}, {}
     for who, make in made.items():
+        if who == "flash_attention_2" and keys[0].shape[3] != values[0].shape[3]:  # that of PyTorch does not take these
+            continue
         try:
             graphs[who] = prepared(who, make, queries, keys, values, causal, calls)
         except Exception as error:
@@ -136,12 +138,12 @@ def timed(made, queries, keys, values, causal, calls):
     return {**figures, **in_turns(graphs, 9)}
 
 
-def measure(dim, heads, kv_heads, length, causal, made):
-    def random(count):
+def measure(dim, v_dim, heads, kv_heads, length, causal, made):
+    def random(count, dim):
         return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16)
 
-    operations = 4.0 * TOKENS * length * heads * dim * (0.5 if causal else 1)
-    sets = [(random(heads), random(kv_heads), random(kv_heads)) for _ in range(3)]
+    operations = 2.0 * TOKENS * length * heads * (dim + v_dim) * (0.5 if causal else 1)
+    sets = [(random(heads, dim), random(kv_heads, dim), random(kv_heads, v_dim)) for _ in range(3)]
     figures = timed(made, *map(list, zip(*sets)), causal, 3 if operations > 1e12 else 9)
     for of_one in figures.values():
         if isinstance(of_one, dict):
@@ -178,16 +180,17 @@ def main():
 
     lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
     batches = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (1, 131072), (8, 4096), (16, 4096), (32, 4096), (16, 8192), (64, 4096), (128, 2048)]
-    shapes = [(128, 16, 16)] if options.quick else [(64, 32, 32), (128, 16, 16), (256, 8, 8), (128, 32, 8)]
+    shapes = [(128, 128, 16, 16)] if options.quick else [(64, 64, 32, 32), (128, 128, 16, 16), (192, 128, 16, 16), (256, 256, 8, 8), (128, 128, 32, 8)]
     kinds = [(torch.float16, "fp16", 8), (torch.bfloat16, "bf16", 8), (torch.float16, "fp16", 32)]
     torch.manual_seed(0)
     with torch.no_grad():
-        for dim, heads, kv_heads in shapes:
+        for dim, v_dim, heads, kv_heads in shapes:
+            columns = f"{dim}" if dim == v_dim else f"{dim}-{v_dim}"
             grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
             for causal in (False, True):
                 for length in lengths:
-                    add(f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}",
-                        lambda: measure(dim, heads, kv_heads, length, causal, made))
+                    add(f"attention/bf16/d{columns}x{grouped}x{length}/{'causal' if causal else 'full'}",
+                        lambda: measure(dim, v_dim, heads, kv_heads, length, causal, made))
         for dtype, name, kv_heads in kinds[:1] if options.quick else kinds:
             for batch, length in batches[1:5:3] if options.quick else batches:
                 add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense",

@@ -136,15 +136,18 @@ def in_eight(results):
     return markdown([""] + [shape.replace("x", " x ") for shape in shapes], [[title] + [cell(cases.get((kind, shape), {})) for shape in shapes] for kind, title in kinds.items()])
 
 
+ATTENTION_PEERS = ("flash_attention_2", "flash_attention_3", "cudnn")
+
+
 def attention(results):
     lengths = [512, 1024, 2048, 4096, 8192, 16384]
     lines = []
-    for shape, mask in dict.fromkeys((m[1], m[2]) for m, people in results.of("attention", r"bf16/(d\d+x[\d/]+)x\d+/(full|causal)") if us(people, "flash_attention_2")):
+    for shape, mask in dict.fromkeys((m[1], m[2]) for m, people in results.of("attention", r"bf16/(d[\d-]+x[\d/]+)x\d+/(full|causal)") if any(us(people, who) for who in ATTENTION_PEERS)):
         cells = []
         for length in lengths:
             people = results.cases.get(("attention", f"bf16/{shape}x{length}/{mask}"), {})
             rate = lambda who: f"{people[who].figures['TFLOP/s']:.0f}" if us(people, who) else "-"
-            cells.append(f"{rate('kernels')} ({', '.join(map(rate, ('flash_attention_2', 'flash_attention_3', 'cudnn')))})" if us(people, "kernels") else "")
+            cells.append(f"{rate('kernels')} ({', '.join(map(rate, ATTENTION_PEERS))})" if us(people, "kernels") else "")
         dim, heads = shape[1:].split("x")
         count, _, of_keys = heads.partition("/")
         lines.append([f"{count}{f' ({of_keys} of keys)' if of_keys else ''} x {dim}, {'causal' if mask == 'causal' else 'all'}"] + cells)
@@ -154,7 +157,7 @@ def attention(results):
 def other_attention(results):
     cells = {}
     for m, people in results.of("attention", r"([\w-]+)/(d[\d-]+x[\d/]+)x(\d+)(?:,(pages\d+))?/(full|causal)"):
-        if us(people, "kernels") and not us(people, "flash_attention_2"):
+        if us(people, "kernels") and not any(us(people, who) for who in ATTENTION_PEERS):
             cells.setdefault((m[1], m[2], m[4] or ""), {})[int(m[3]), m[5]] = people["kernels"].figures["TFLOP/s"]
     columns = sorted({key for found in cells.values() for key in found}, key=lambda key: (key[1] != "full", key[0]))
     return markdown(["type, head x heads"] + [f"{length:,} keys, {'causal' if mask == 'causal' else 'all'}" for length, mask in columns],

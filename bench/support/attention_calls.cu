@@ -8,39 +8,42 @@ namespace k = kernels;
 namespace {
 
 template <int kDim, class T>
-auto sequences(const void* key, const void* value, int64_t length, int64_t kv_heads) {
-  const auto tensor = [&](const void* p) { return k::nhd(static_cast<const T*>(p), length, kv_heads, kDim); };
-  return k::dense_kv(tensor(key), tensor(value), length);
+auto sequences(const void* key, const void* value, int64_t length, int64_t kv_heads, int64_t v_dim = kDim) {
+  const auto tensor = [&](const void* p, int64_t dim) {
+    return k::nhd(static_cast<const T*>(p), length, kv_heads, dim);
+  };
+  return k::dense_kv(tensor(key, kDim), tensor(value, v_dim), length);
 }
 template <int kDim, class T>
 auto load(const void* q, int64_t heads) {
   return k::load(static_cast<const T*>(q), heads * kDim);
 }
-template <int kDim, class T>
-auto store(void* out, int64_t heads) {
-  return k::store(static_cast<T*>(out), heads * kDim);
+template <class T>
+auto store(void* out, int64_t columns) {
+  return k::store(static_cast<T*>(out), columns);
 }
 
 const char* reason(const k::Status& status) { return status ? nullptr : status.reason(); }
 
 }  // namespace
 
-// Of bfloat16.
+// Of bfloat16. Values have v_dim columns.
 extern "C" const char* kernels_attention(cudaStream_t stream, const void* q, const void* key, const void* value,
                                          void* out, int64_t batch, int64_t length, int64_t heads, int64_t kv_heads,
-                                         int64_t dim, int causal) {
+                                         int64_t dim, int64_t v_dim, int causal) {
   using T = k::bfloat16;
   const auto with = [&](auto columns, const auto& score) {
     constexpr int kDim = decltype(columns)::value;
-    return k::attention<kDim>(stream, load<kDim, T>(q, heads), sequences<kDim, T>(key, value, length, kv_heads),
-                              store<kDim, T>(out, heads), {batch, length, heads, kv_heads, kDim}, score);
+    return k::attention<kDim>(stream, load<kDim, T>(q, heads), sequences<kDim, T>(key, value, length, kv_heads, v_dim),
+                              store<T>(out, heads * v_dim), {batch, length, heads, kv_heads, kDim, v_dim}, score);
   };
   const auto run = [&](const auto& score) -> k::Status {
     switch (dim) {
       case 64: return with(std::integral_constant<int, 64>(), score);
       case 128: return with(std::integral_constant<int, 128>(), score);
+      case 192: return with(std::integral_constant<int, 192>(), score);
       case 256: return with(std::integral_constant<int, 256>(), score);
-      default: return k::unsupported("dim is none of 64, 128 and 256");
+      default: return k::unsupported("dim is none of 64, 128, 192 and 256");
     }
   };
   return reason(causal != 0 ? run(k::causal()) : run(k::no_mask()));
@@ -54,7 +57,7 @@ extern "C" const char* kernels_decode(cudaStream_t stream, const void* q, const 
   const auto run = [&](auto type) {
     using T = decltype(type);
     return k::decode<kDim>(stream, load<kDim, T>(q, heads), sequences<kDim, T>(key, value, length, kv_heads),
-                           store<kDim, T>(out, heads), {batch, 1, heads, kv_heads, kDim}, k::no_mask(),
+                           store<T>(out, heads * kDim), {batch, 1, heads, kv_heads, kDim}, k::no_mask(),
                            k::Workspace{memory, size_t(bytes)}, k::Attention{}.most_keys(length));
   };
   return reason(halves != 0 ? run(k::half()) : run(k::bfloat16()));
