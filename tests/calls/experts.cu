@@ -1,4 +1,4 @@
-// budget: 14 kernels, 472 KB
+// budget: 15 kernels, 515 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;

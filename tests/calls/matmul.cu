@@ -1,4 +1,4 @@
-// budget: 13 kernels, 290 KB
+// budget: 14 kernels, 330 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;

@@ -1,4 +1,4 @@
-// budget: 23 kernels, 1290 KB
+// budget: 24 kernels, 1290 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;

@@ -1,4 +1,4 @@
-// budget: 22 kernels, 750 KB
+// budget: 23 kernels, 790 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;

@@ -84,7 +84,7 @@ TEST_CASE("matmul: every tile of the gemm path") {
       const std::string name = tile.name("plain");
       Device<float> y(s.m, s.n, s.n + 1);
       const auto plain = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
+        return k::matmul(tile.on(ex), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
                          k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile.in(policy));
       };
       if (!tile.is_there(plain)) {
@@ -94,16 +94,16 @@ TEST_CASE("matmul: every tile of the gemm path") {
       expect(name.c_str(), s, Path::gemm, y, plain,
              [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
       const auto with_gate = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
-                         k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
-                         {s.m, s.n, s.k}, tile.in(policy));
+        return k::matmul(tile.on(ex), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
+                         k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k},
+                         tile.in(policy));
       };
       if (tile.rows == 64) CHECK(!with_gate(Stream(), {Path::gemm}));  // of weights of one matrix
       else
         expect((name + ", gated").c_str(), s, Path::gemm, y, with_gate, [&](int64_t m, int64_t n) {
           return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u);
         });
-      if (tile.rows == 256 || tile.tokens == 192) continue;  // inputs of the weights' type
+      if (tile.rows == 256 || tile.tokens == 192 || tile.at_once > 1) continue;  // inputs of the weights' type
       expect((name + ", inputs of another type").c_str(), s, Path::gemm, y,
              [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
                return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(),
@@ -117,8 +117,8 @@ TEST_CASE("matmul: every tile of the gemm path") {
   }
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  // 64 and 96 x 256, 128 and 160 x 64; without wgmma all of 64 rows, and of 96, 160 and 192 tokens.
-  if (!is_shortened()) CHECK(refused == (image == 90 ? 4 * 8 : 10 * 8));
+  // 64 and 96 x 256, 128 and 160 x 64; without wgmma all of 64 rows, of 96, 160 and 192 tokens, and in turns.
+  if (!is_shortened()) CHECK(refused == (image == 90 ? 4 * 8 : 12 * 8));
   Device<float> y(64, 64, 64);
   const Matrix<k::bfloat16> x(1, 64, 64, 64, 0, 1);
   const auto in = k::load(static_cast<const k::bfloat16*>(x.data()), 64);
@@ -126,6 +126,7 @@ TEST_CASE("matmul: every tile of the gemm path") {
                    TileSize{32, 0}.in({Path::gemm})));
   CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64},
                    TileSize{64, 0}.in({Path::skinny})));
+  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, TileSize{0, 0, 2}.in({Path::skinny})));
 }
 
 TEST_CASE("matmul: one to eight blocks share K") {
@@ -163,32 +164,36 @@ TEST_CASE("matmul: one to eight blocks share K") {
 
 namespace {
 
-// Inputs of a type that the TMA unit copies, as weights are, or of another, which threads round.
+// Inputs of a type that the TMA unit copies, as weights are, or of another, which threads round; as one group, whose
+// size is known or not, and as four, of which two are empty.
 template <class TX>
 void same_bits_in_every_tile(size_t tiles) {
   const Sizes s{130, 259, 4104};
   const Matrix<TX> x(1, s.m, s.k, s.k, 0, 1);
-  const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
-  std::vector<std::vector<unsigned char>> all;
-  Device<int32_t> ends(1, 2, 2);
-  filled(ends, {0, int32_t(s.m)});
-  const k::Groups known, one{1, ends.data()};
+  const Plain<k::bfloat16, DeviceMemory> w(4 * s.n, s.k, 0, 0);
+  Device<int32_t> one(1, 2, 2), four(1, 5, 5);
+  filled(one, {0, int32_t(s.m)}), filled(four, {0, 0, 57, 57, int32_t(s.m)});
+  const auto bits = [&](const TileSize& tile, const k::Groups& groups, std::vector<std::vector<unsigned char>>& all) {
+    k::MatmulPolicy policy = tile.in({Path::gemm});
+    policy.batch_invariant = true;
+    Device<float> y(s.m, s.n, s.n);
+    Stream stream;
+    if (!k::matmul(tile.on(stream), k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
+                   k::store(y.data(), y.ld()), {s.m, s.n, s.k}, groups, policy))
+      return;
+    stream.wait();
+    y.download();
+    all.push_back(y.bytes());
+  };
+  std::vector<std::vector<unsigned char>> of_one, of_four;
   for (const TileSize& tile : kTileSizes) {
-    for (const k::Groups& groups : {known, one}) {
-      k::MatmulPolicy policy = tile.in({Path::gemm});
-      policy.batch_invariant = true;
-      Device<float> y(s.m, s.n, s.n);
-      Stream stream;
-      if (!k::matmul(stream, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
-                     k::store(y.data(), y.ld()), {s.m, s.n, s.k}, groups, policy))
-        continue;
-      stream.wait();
-      y.download();
-      all.push_back(y.bytes());
-    }
+    bits(tile, {}, of_one), bits(tile, {1, one.data()}, of_one);
+    bits(tile, {4, four.data()}, of_four);
   }
-  CHECK(all.size() == 2 * tiles);
-  for (const auto& bytes : all) CHECK((bytes == all.front()));
+  CHECK(of_one.size() == 2 * tiles);
+  CHECK(of_four.size() == tiles);
+  for (const auto& bytes : of_one) CHECK((bytes == of_one.front()));
+  for (const auto& bytes : of_four) CHECK((bytes == of_four.front()));
 }
 
 // Inputs, or the offsets of their group, are written while weights are on their way.
@@ -214,7 +219,7 @@ void late_in_every_tile() {
         if (offsets)
           slow_copy<<<1, 32, 0, ex.stream()>>>(static_cast<const int32_t*>(ends.data()), late_ends.data(), 2, kLate);
         check_cuda(cudaGetLastError());
-        return k::matmul(k::Exec(ex.stream()).programmatic(true),
+        return k::matmul(tile.on(k::Exec(ex.stream()).programmatic(true)),
                          k::load(static_cast<const TX*>(late.data()), s.k), w.source(), k::store(y.data(), s.n),
                          {s.m, s.n, s.k}, offsets ? k::Groups{1, late_ends.data()} : k::Groups{}, policy);
       };
@@ -235,7 +240,7 @@ void late_in_every_tile() {
 TEST_CASE("matmul: every tile makes the same bits") {
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  same_bits_in_every_tile<k::bfloat16>(image == 90 ? 9 : 3);
+  same_bits_in_every_tile<k::bfloat16>(image == 90 ? 11 : 3);
   same_bits_in_every_tile<k::half>(image == 90 ? 6 : 2);
 }
 TEST_CASE("matmul: weights come before late inputs and offsets in every tile") {
@@ -741,6 +746,30 @@ TEST_CASE("matmul: what a call will do can be asked") {
   CHECK(!k::matmul_plan(stream, in, in, k::store(memory.data(), 512), {-1, 512, 512}, {}, {}, plan));
   memory.download();
   CHECK(memory.intact());
+}
+
+// Ten tiles of 192 tokens for each of four multiprocessors, or one and a half of 128 for each of many.
+TEST_CASE("matmul: blocks stay where there are many tiles") {
+  int image = 0;
+  REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
+  Stream stream;
+  const int64_t m = 1920, n = 512, cols = 4096;
+  const Device<k::half> memory(m, cols, cols);
+  const Device<float> results(m, n, n);
+  const auto ask = [&](int sms, k::MatmulPolicy policy) {
+    k::DeviceInfo device = k::Exec(stream).device();
+    device.sm_count = sms;
+    const auto in = k::load(static_cast<const k::half*>(memory.data()), cols);
+    k::MatmulPlan plan;
+    REQUIRE(
+        k::matmul_plan(k::Exec(stream, device), in, in, k::store(results.data(), n), {m, n, cols}, {}, policy, plan));
+    return plan;
+  };
+  const k::MatmulPlan few = ask(4, {});
+  CHECK(few.tiles_at_once == (image == 90 ? 2 : 1));
+  if (image == 90) CHECK((few.tile_tokens == 192 && few.tile_rows == 128));
+  CHECK(ask(4, {Path::gemm, 128, 256}).tiles_at_once == 1);
+  CHECK(ask(40, {}).tiles_at_once == 1);
 }
 
 TEST_CASE("matmul: a plan says why it is not the fastest") {

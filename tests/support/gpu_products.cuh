@@ -80,21 +80,31 @@ void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run
 
 // A tile of the gemm path, or, of 0, the one that the call chooses.
 struct TileSize {
-  int tokens, rows;
+  int tokens, rows, at_once = tokens > 0 ? 1 : 0;
   k::MatmulPolicy in(k::MatmulPolicy policy) const {
-    policy.tile_tokens = tokens, policy.tile_rows = rows;
+    policy.tile_tokens = tokens, policy.tile_rows = rows, policy.tiles_at_once = at_once;
     return policy;
   }
+  // Where blocks stay, only three of them, so that they have several tiles each.
+  k::Exec on(const k::Exec& ex) const {
+    if (at_once < 2) return ex;
+    k::DeviceInfo device = ex.device();
+    device.sm_count = 3;
+    return k::Exec(ex.stream(), device).programmatic(ex.programmatic());
+  }
   std::string name(const std::string& what) const {
-    return tokens == 0 ? what : what + ", tile of " + std::to_string(tokens) + " x " + std::to_string(rows);
+    return tokens == 0 ? what
+                       : what + ", tile of " + std::to_string(tokens) + " x " + std::to_string(rows) +
+                             (at_once > 1 ? ", in turns" : "");
   }
   // Whether code for this GPU has it for a product that run(exec, policy) makes.
   template <class Run>
   bool is_there(const Run& run) const { return run(k::Exec(Stream()), in({Path::gemm})).ok(); }
 };
 const TileSize kAnyTile{0, 0};
-const TileSize kTileSizes[] = {{64, 64},   {96, 64},   {128, 64}, {160, 64}, {64, 128},  {96, 128}, {128, 128},
-                               {160, 128}, {192, 128}, {64, 256}, {96, 256}, {128, 256}, {160, 256}};
+const TileSize kTileSizes[] = {{64, 64},  {96, 64},   {128, 64},  {160, 64},     {64, 128},
+                               {96, 128}, {128, 128}, {160, 128}, {192, 128},    {64, 256},
+                               {96, 256}, {128, 256}, {160, 256}, {128, 128, 2}, {192, 128, 2}};
 
 // A row of these.
 template <class T>

@@ -46,6 +46,10 @@ struct MatmulPolicy {
   // blocks never share K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which
   // read few tokens' weights slower.
   bool batch_invariant = false;
+  // Of the gemm path. 1: a tile has blocks of its own; 2: blocks stay, and their two groups of warps take turns at
+  // tiles, one multiplying while the other's sums go to the sink (128 or 192 tokens x 128, in code for sm_90a, where
+  // the TMA unit copies inputs and weights, of 16 bits); 0: as it is best.
+  int tiles_at_once = 0;
 };
 
 // What a call does: the policy with all that it leaves open filled in.

@@ -150,6 +150,23 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
   return (longest > copying ? longest : copying) + waves * each;
 }
 
+// Blocks that stay, and take turns at tiles of 128 rows: what is before and behind products counts once. The power that
+// the GPU may draw decides how long products take. H200 (CUDA 13.0, 2026-11, by a program that was not kept), bfloat16,
+// microseconds with tiles of 128 and 192 tokens, and with the best of those of one block each: 4096 x 14336 x 4096 628,
+// 616 and 637, without pauses between calls 739, 741 and 746; 1024 x 14336 x 4096 162, 195 and 170; 768 x 28672 x 4096
+// 266, 250 and 270; 8192^3 1,442, 1,351 and 1,380; 2048 x 4096 x 4096, two tiles for a block, 97, 106 and 94. Tensor
+// cores alone, on numbers in shared memory, make 850 TFLOP/s without pauses, 660 with all that is copied. Tried,
+// without a gain: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377), two
+// groups with a tile of 192 x 256 together (671, 1,408).
+constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double copied_bytes) {
+  const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),
+               handing_over = (narrow ? 5.1 : 2.6) * size;
+  // A group cannot begin its next tile before it has handed over its sums.
+  const double each = products > handing_over ? products : (products + handing_over) / 2, working = waves * each,
+               copying = copied_bytes / (waves > 1 ? 14e6 : 19e6);
+  return (working > copying ? working : copying) + 8;
+}
+
 // Operands of 8 bits: steps have twice as many columns, and take as long as those of 16 bits where the tensor cores add
 // up all of K; where their sums are added to others so much longer, in tiles with 256 rows of weights or with fewer,
 // without and with factors. H200 (CUDA 13.0, 2026-11, by a program that was not kept), 4096 x 14336 x 4096 in tiles of
@@ -158,9 +175,10 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
 // blocks of 128 x 128 on a multiprocessor took 391 (bfloat16: 690, and 641 in tiles of 128 x 256); two steps between
 // additions 383, with twice the error.
 //
-// Blocks that stay, one tile after the other, with the next one's operands on their way while sums are handed over slab
-// by slab: bfloat16 628 us for 640, 8192^3 1,386 for 1,405, 1024 x 4096 x 4096 48.1 for 47.2; one warpgroup three steps
-// ahead of the other the same. Tokens as the rows of mma of 64 x 256, which read less shared memory: the same.
+// Blocks that stay, whose groups have a tile of 256 rows together, with the next one's operands on their way while sums
+// are handed over slab by slab: bfloat16 628 us for 640, 8192^3 1,386 for 1,405, 1024 x 4096 x 4096 48.1 for 47.2; one
+// warpgroup three steps ahead of the other the same. Tokens as the rows of mma of 64 x 256, which read less shared
+// memory: the same.
 constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.4,
                  kLongerWithFactorsNarrow = 1.75;
 

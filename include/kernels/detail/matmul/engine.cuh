@@ -143,7 +143,8 @@ class ProductEngine {
     if (!can_round || p_.k == 0 || !tiles || (path == Path::gemm && in_eight())) return {false, false};
     const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
     const bool weights = rounds_weights && path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
-                         !policy_.batch_invariant && !p_.groups.several() && p_.m >= decoded_once();
+                         policy_.tiles_at_once == 0 && !policy_.batch_invariant && !p_.groups.several() &&
+                         p_.m >= decoded_once();
     const bool inputs = many && (!x_copied || (pack_x_ < 8 && (pack_w_ >= 8 || weights)));
     return {inputs && (has_skinny || weights), weights};
   }
@@ -256,7 +257,7 @@ class ProductEngine {
       return unsupported("matmul: groups go with the gemm and simt paths");
     if (by_token<W> && (path != Path::gemv || p_.groups.several()))
       return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
-    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0))
+    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0 || policy_.tiles_at_once != 0))
       return unsupported("matmul: a tile can be asked of the gemm path alone");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
     if (path == Path::simt && narrow_weights)
@@ -568,8 +569,11 @@ class ProductEngine {
   Choice cheapest(int image) const {
     Choice best{0, 1, HUGE_VAL};
     if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
+    if (policy_.tiles_at_once != 0 && policy_.tiles_at_once != Body::kTilesAtOnce) return best;
     const int64_t steps = (p_.k + Body::kStep - 1) / Body::kStep,
-                  most = policy_.batch_invariant || image < 90 ? 1 : lesser<int64_t>(kPortableCluster, steps / 8);
+                  most = policy_.batch_invariant || image < 90 || Body::kTilesAtOnce > 1
+                             ? 1
+                             : lesser<int64_t>(kPortableCluster, steps / 8);
     int64_t blocks_at_a_time[kPortableCluster + 1];
     for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster)
       blocks_at_a_time[cluster] = in_clusters_at_a_time<Body>(cluster);
@@ -621,38 +625,44 @@ class ProductEngine {
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
     double longer = 1;
     if constexpr (!std::is_void<InEight>::value) {
-      const bool factors = scaled_by_steps(p_.x, p_.k) || scaled_by_steps(p_.template weights<0>(), p_.k);
-      if (factors)
+      if (has_factors())
         longer = Body::kRows == 256 ? tuning::kLongerWithFactors : tuning::kLongerWithFactorsNarrow;
-      else if (std::is_same<InEight, float8_e4m3>::value && !policy_.fast_sums)
+      else if (adds_steps<InEight>())
         longer = Body::kRows == 256 ? tuning::kLongerByAdding : tuning::kLongerByAddingNarrow;
     }
+    if (Body::kTilesAtOnce > 1)
+      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, copied_bytes);
     const auto by = in_rows<X, T> || in_rows<X, InEight> ? tuning::InputsBy::tma_unit
                     : x_copied                           ? tuning::InputsBy::copies_of_threads
                                                          : tuning::InputsBy::functors;
     return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
                                  weight_bytes, copied_bytes, ex_.device().memory_gbs);
   }
+  // Whether sums of steps have factors, and whether threads add them up, where the tensor cores do not add up all of K.
+  bool has_factors() const { return scaled_by_steps(p_.x, p_.k) || scaled_by_steps(p_.template weights<0>(), p_.k); }
+  template <class T>
+  bool adds_steps() const {
+    return sizeof(T) == 1 && (has_factors() || (std::is_same<T, float8_e4m3>::value && !policy_.fast_sums));
+  }
   // Where the TMA unit can copy weights.
   template <class T>
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
-    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image);
-    double others = narrow.cost;
-    Choice wide{};
-    if constexpr (BoxedGemmBody<P, T, 256>::has_any()) {
-      wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
-      others = lesser(others, wide.cost);
-    }
-    if constexpr (BoxedGemmBody<P, T, 64>::has_any()) {
-      const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
-      if (low.cost < others) return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan, taken);
-    }
-    if constexpr (BoxedGemmBody<P, T, 256>::has_any()) {
-      if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan, taken);
-    }
-    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, image, plan, taken);
+    using Narrow = BoxedGemmBody<P, T, 128>;
+    Choice best = cheapest<Narrow>(image);
+    auto start = &ProductEngine::template start_boxed<Narrow>;
+    const auto consider = [&](auto body) {
+      using Body = decltype(body);
+      if constexpr (Body::has_any()) {
+        const Choice other = cheapest<Body>(image);
+        if (other.cost < best.cost) best = other, start = &ProductEngine::template start_boxed<Body>;
+      }
+    };
+    consider(BoxedGemmBody<P, T, 64>()), consider(BoxedGemmBody<P, T, 256>());
+    // What is added up besides would stand still a group's products.
+    if (!adds_steps<T>()) consider(BoxedGemmBody<P, T, 128, true>());
+    return (this->*start)(best, image, plan, taken);
   }
   template <class Body>
   Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
@@ -722,7 +732,8 @@ class ProductEngine {
       return unsupported(
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
     if (plan != nullptr) {
-      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows, plan->splits = choice.cluster;
+      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows, plan->tiles_at_once = Body::kTilesAtOnce;
+      plan->splits = choice.cluster;
       plan->weights_copied = Body::weights_copied;
       return {};
     }
@@ -733,7 +744,13 @@ class ProductEngine {
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens * outputs * choice.cluster, {params, more...});
+    const int64_t all = tokens * outputs;
+    if constexpr (Body::kTilesAtOnce > 1) {
+      const int64_t at_a_time = lesser<int64_t>(all, ex_.device().sm_count);
+      return start_tiles<Body>(how, all > INT32_MAX ? all : at_a_time, {params, more..., unsigned(all)});
+    } else {
+      return start_tiles<Body>(how, all * choice.cluster, {params, more...});
+    }
   }
 
   Status run_simt() const {

@@ -35,8 +35,8 @@ namespace detail {
 KERNELS_HD constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
 constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
 KERNELS_HD constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
-KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed) {
-  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / stage_bytes;
+KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed, int besides = 0) {
+  const int most = ((has_much_shared(architecture) ? 216 << 10 : 96 << 10) - besides) / stage_bytes;
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
 KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
@@ -490,6 +490,7 @@ struct GemmBody {
   static constexpr bool weights_copied = Tile64::Weights::copied;
   static constexpr int kTokens[2] = {64, 128};
   static constexpr int max_threads = kRows, registers = 255;
+  static constexpr int kTilesAtOnce = 1;
   static constexpr bool waits_by_itself = true, boxed = false;
 
   using Params = GemmParams<P>;

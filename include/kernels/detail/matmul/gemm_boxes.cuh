@@ -13,6 +13,12 @@
 // are few tokens, tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
 // The rows of an mma are those of weights, or in tiles of 256 of these with scales, tokens: warps 4 to 7 have the
 // second half of these then.
+//
+// Where there are many tiles, blocks may stay, and take one tile after the other (ping-pong). Two groups of four warps
+// have tiles of 128 rows then, in turns, and operands of the next one are on their way all the time:
+//
+//   warps 0 to 3   | multiply tile 0 | its sums to the sink |      | multiply tile 2 | ...
+//   warps 4 to 7                     | multiply tile 1      | its sums to the sink   | multiply tile 3 | ...
 #pragma once
 
 #include "gemm.cuh"
@@ -31,9 +37,10 @@ struct BoxedMaps {
 template <class P, class T, int kRows>
 struct BoxedGemmParams : GemmParams<P> {
   BoxedMaps<P, T, kRows> maps;
+  unsigned tiles = 0;  // in all, where blocks stay
 };
 
-template <class P, class T, int kRows_>
+template <class P, class T, int kRows_, bool kPingPong_ = false>
 struct BoxedGemmBody {
   using X = typename P::X;
   using Params = BoxedGemmParams<P, T, kRows_>;
@@ -41,10 +48,11 @@ struct BoxedGemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kRowBytes = 128,
                        kStep = kRowBytes / int(sizeof(T));
   static constexpr bool in_eight = sizeof(T) == 1;
-  // Whether the rows of an mma are tokens. Warpgroups that multiply, and the rows of weights of each.
-  static constexpr bool by_rows = tokens_are_rows<P, T, kRows_>;
+  // Whether the rows of an mma are tokens. Warpgroups that multiply a tile, and the rows of weights of each.
+  static constexpr bool by_rows = tokens_are_rows<P, T, kRows_>, kPingPong = kPingPong_;
   static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = by_rows ? kRows : kRows / kGroups,
-                       kConsumers = 128 * kGroups;
+                       kTilesAtOnce = kPingPong ? 2 : 1, kConsumers = 128 * kGroups * kTilesAtOnce;
+  static_assert(!kPingPong || kRows == 128, "tiles of one warpgroup");
   static constexpr int kTokens[5] = {64, 96, 128, 160, 192};
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
   static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
@@ -55,23 +63,33 @@ struct BoxedGemmBody {
   static constexpr int max_threads = kConsumers + kProducers;
   static constexpr bool trades_registers = max_threads > 256;
   static constexpr int registers = trades_registers ? 168 : 255;
-  static constexpr int kProducerRegisters = has_input_boxes ? 40 : kRows == 256 ? 72 : 144,
-                       kConsumerRegisters = has_input_boxes ? 232 : kRows == 256 ? 216 : 208;
+  static constexpr int kProducerRegisters = has_input_boxes ? (kPingPong ? 24 : 40)
+                                            : kRows == 256  ? 72
+                                                            : 144,
+                       kConsumerRegisters = has_input_boxes ? (kPingPong ? 240 : 232)
+                                            : kRows == 256  ? 216
+                                                            : 208;
   template <int kHeight>
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
-  using Slabs = GemmSlabs<P, 1, by_rows ? SlabOrder::across : kUsualOrder, arch::kWarpgroupMma ? 512 : 64,
-                          kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
+  using Slabs = GemmSlabs<P, 1, by_rows ? SlabOrder::across : kUsualOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
+                          kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
+  // Slabs take the place of the stages, or, where these are in use, there is one for each warp behind them.
+  static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
     if (in_eight && tokens > 128) return false;  // for want of registers
+    if (kPingPong) return has_input_boxes && (tokens == 128 || tokens == 192);
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
     if (kRows == 256) return tokens >= 128 && tokens <= 160 && (has_input_boxes || ByThreads<128>::copied);
     return tokens < 160 || has_input_boxes || (tokens == 160 && ByThreads<160>::ahead);
   }
   static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
-  static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
-    const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
+  static constexpr GemmRing ring(int tokens, int, int, int room) {
+    const int all = stages_for(tokens) * gemm_stage_bytes(tokens, kRows) + kSlabBytes + kGemmAligned;
     return {all <= room ? all : 0, false};
+  }
+  static KERNELS_HD constexpr int stages_for(int tokens) {
+    return gemm_stages(90, gemm_stage_bytes(tokens, kRows), false, kSlabBytes);
   }
   // Whether the driver can make maps of what is to be copied so.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
@@ -89,23 +107,17 @@ struct BoxedGemmBody {
       const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+      unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (p.groups.offsets != nullptr) arch::grid_dependency_wait();
+      if constexpr (kPingPong) {
+        begin_ring(params, ring, 1, 1);
+        return play_ping_pong(params, ring, stages);
+      }
       const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
-      unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
-      if (threadIdx.x == kConsumers) {
-        if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
-        for (const arch::TensorMap& map : params.maps.weights.maps) arch::prefetch_map(map);
-      }
       const bool has_factors = Factors::are_there(p);
-      if (threadIdx.x == 0) {
-        const int bringers = has_factors ? kFactorThreads : has_input_boxes ? 0 : kWarpgroup;
-        for (int i = 0; i < kMostStages; ++i)
-          arch::mbarrier_init(ring.full(i), 1 + bringers),
-              arch::mbarrier_init(ring.empty(i), has_factors ? kConsumers : kGroups);
-        arch::mbarrier_init_fence();
-      }
-      __syncthreads();
+      const int bringers = has_factors ? kFactorThreads : has_input_boxes ? 0 : kWarpgroup;
+      begin_ring(params, ring, 1 + bringers, has_factors ? kConsumers : kGroups);
       const int steps = int((p.k + kStep - 1) / kStep);
       const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
       const bool produces = threadIdx.x >= kConsumers;
@@ -116,10 +128,8 @@ struct BoxedGemmBody {
             if (has_factors && threadIdx.x >= kConsumers + 32)
               return bring_factors(params, tile, ring, factors, first, end);
           if (!carries_boxes(0)) return;
-          const uint32_t to = opaque(arch::shared_address(stages));
-          if (params.maps.weights.of_tile(p, tile).parted() || params.maps.x.of_tile(tile, params.tokens).count > 1)
-            return carry_boxes<true>(params, tile, ring, to, first, end);
-          return carry_boxes<false>(params, tile, ring, to, first, end);
+          RingPlace at(stages_for(params.tokens));
+          return carry_boxes(params, tile, ring, opaque(arch::shared_address(stages)), first, end, at, true);
         }
         arch::grid_dependency_pass();
       } else {
@@ -167,7 +177,7 @@ struct BoxedGemmBody {
   template <int kHeight>
   static constexpr bool is_here = has(kHeight, arch::kCompiledFor);
   static constexpr int kMostStages = gemm_stages(90, kRows == 256 ? 128 : 64, kRows, false);
-  static constexpr int kBarrier = 1;  // a named barrier
+  static constexpr int kBarrier = 1;  // a named barrier, or the turn of either group
   static constexpr int kFactorThreads = kWarpgroup - 32;
   using Factors = StepFactors<P, T, kRows, kFactorThreads>;
   using Gate = typename Factors::Gate;
@@ -180,8 +190,18 @@ struct BoxedGemmBody {
     __device__ __forceinline__ uint32_t full(int stage) const { return at + stage * 8; }
     __device__ __forceinline__ uint32_t empty(int stage) const { return at + (kMostStages + stage) * 8; }
   };
-  static __device__ __forceinline__ int stages_for(int tokens) {
-    return gemm_stages(arch::kCompiledFor, tokens, kRows, false);
+  // All threads; so many arrive at a stage's barriers.
+  static __device__ __forceinline__ void begin_ring(const Params& params, const Ring& ring, int bringers, int readers) {
+    if (threadIdx.x == kConsumers) {
+      if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
+      for (const arch::TensorMap& map : params.maps.weights.maps) arch::prefetch_map(map);
+    }
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kMostStages; ++i)
+        arch::mbarrier_init(ring.full(i), bringers), arch::mbarrier_init(ring.empty(i), readers);
+      arch::mbarrier_init_fence();
+    }
+    __syncthreads();
   }
 
   // A step's weights, with so many bytes of inputs to come besides. By one thread.
@@ -204,25 +224,34 @@ struct BoxedGemmBody {
   static __device__ __forceinline__ bool carries_boxes(int group) {
     return threadIdx.x / 32 == (kConsumers + group * kWarpgroup) / 32 && arch::elect_one();
   }
-  // Both operands. kParted: in more boxes than one of each, which takes longer than the products of a small tile.
+  // Both operands of a tile, the block's first one or another.
+  static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
+                                                     uint32_t stages, int first, int end, RingPlace& at,
+                                                     bool is_first) {
+    if (params.maps.weights.of_tile(params.problem, tile).parted() ||
+        params.maps.x.of_tile(tile, params.tokens).count > 1)
+      return carry_boxes<true>(params, tile, ring, stages, first, end, at, is_first);
+    return carry_boxes<false>(params, tile, ring, stages, first, end, at, is_first);
+  }
+  // kParted: in more boxes than one of each, which takes longer than the products of a small tile.
   template <bool kParted>
   static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
-                                                     uint32_t stages, int first, int end) {
-    const int count = stages_for(params.tokens), begun = lesser(end, first + count),
+                                                     uint32_t stages, int first, int end, RingPlace& at,
+                                                     bool is_first) {
+    const int begun = is_first ? lesser(end, first + at.stages) : first,
               stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const auto inputs = params.maps.x.of_tile(tile, params.tokens);
     const auto boxes = params.maps.weights.of_tile(params.problem, tile);
-    const bool early = comes_early(params);
+    const bool early = is_first && comes_early(params);
     const auto weights = [&](int step, int stage) {
       bring_weights<kParted>(params, ring, stages, boxes, step, stage, inputs.bytes());
     };
     if (early) {
-      RingPlace ahead(count);
+      RingPlace ahead(at.stages);
 #pragma unroll 1
       for (int step = first; step < begun; ++step) weights(step, ahead.stage), ahead.next();
     }
-    arch::grid_dependency_wait();
-    RingPlace at(count);
+    if (is_first) arch::grid_dependency_wait();
 #pragma unroll 1
     for (int step = first; step < end; ++step) {
       if (step >= begun) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
@@ -312,7 +341,7 @@ struct BoxedGemmBody {
     __device__ __forceinline__ Operands(unsigned char* stages, int height)
         : x(arch::warpgroup_tile(arch::shared_address(stages) + (by_rows ? threadIdx.x / 128 * (64 * kRowBytes) : 0))),
           w(arch::warpgroup_tile(arch::shared_address(stages) + height * kRowBytes +
-                                 (by_rows ? 0 : threadIdx.x / 128 * (kGroupRows * kRowBytes)))) {}
+                                 (by_rows || kPingPong ? 0 : threadIdx.x / 128 * (kGroupRows * kRowBytes)))) {}
   };
   template <int kBlocks>
   static __device__ __forceinline__ void begin_step(float (&sums)[kBlocks][32], const Operands& of, int stage) {
@@ -340,39 +369,110 @@ struct BoxedGemmBody {
     multiply_step<T>(sums, by_rows ? x : w, by_rows ? w : x, adds);
   }
 
-  // The tensor cores add up all of K.
-  template <int kHeight>
-  static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
-                                                 const float* factors, int steps) {
-    constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows);
-    const Operands operands(stages, kHeight);
-    RunningSums<kHeight> sums = {};
-    RingPlace at(stages_for(kHeight));
+  // The tensor cores add up all of K. last_begun(): called when the last products are on their way.
+  template <int kHeight, class F>
+  static __device__ __forceinline__ void multiply_all(Sums<kHeight>& sums, const Operands& operands, const Ring& ring,
+                                                      RingPlace& at, int steps, const F& last_begun) {
+    if constexpr (in_eight) {
+      RunningSums<kHeight> running = {};
+      add_up<kHeight>(running, operands, ring, at, steps, last_begun);
+      KERNELS_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        arch::pin(running[half].sums);
+        running[half].add_to([&](int j) { return four_of(sums, half, j); }, Nothing{});
+      }
+    } else {
+      add_up<kHeight>(sums, operands, ring, at, steps, last_begun);
+      KERNELS_UNROLL
+      for (auto& some : sums) arch::pin(some);
+    }
+  }
+  template <int kHeight, class F>
+  static __device__ __forceinline__ void add_up(RunningSums<kHeight>& sums, const Operands& operands, const Ring& ring,
+                                                RingPlace& at, int steps, const F& last_begun) {
     int done = -1;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
       if constexpr (!has_input_boxes) arch::async_proxy_fence();
-      begin_step(sums, operands, at.stage * kStageBytes);
+      begin_step(sums, operands, at.stage * gemm_stage_bytes(kHeight, kRows));
+      if (kPingPong && step == steps - 1) last_begun();
       arch::warpgroup_wait<1>();
       if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));
       done = at.stage;
       at.next();
     }
     arch::warpgroup_wait<0>();
-    if constexpr (in_eight) {
-      Sums<kHeight> all = {};
-      KERNELS_UNROLL
-      for (int half = 0; half < kHalves; ++half) {
-        arch::pin(sums[half].sums);
-        sums[half].add_to([&](int j) { return four_of(all, half, j); }, Nothing{});
+    if (kPingPong && done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));
+  }
+  template <int kHeight>
+  static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
+                                                 const float* factors, int steps) {
+    Sums<kHeight> sums = {};
+    RingPlace at(stages_for(kHeight));
+    multiply_all<kHeight>(sums, Operands(stages, kHeight), ring, at, steps, [] {});
+    lay_out<kHeight>(p, tile, factors, sums, stages);
+  }
+  // Blocks that stay. The groups find all tiles, and take every other one. A group waits for the first operands of its
+  // tile when the other one has seen the last of its own: the parity of a barrier does not tell a phase from the last
+  // but one.
+  static __device__ __forceinline__ void play_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
+    static_assert(!kPingPong || Slabs::kFloats * 4 * (kConsumers / 32) == kSlabBytes, "as the host counts");
+    const int steps = int((params.problem.k + kStep - 1) / kStep);
+    RingPlace at(stages_for(params.tokens));
+    const auto each_tile = [&](const auto& f) {
+      int count = 0;
+#pragma unroll 1
+      for (unsigned number = blockIdx.x; number < params.tiles; number += gridDim.x) {
+        const Tile tile = place_tile<kOutputs>(params, number);
+        if (tile.token < tile.token_end) f(tile, count++);
       }
-      lay_out<kHeight>(p, tile, factors, all, stages);
-    } else {
-      KERNELS_UNROLL
-      for (auto& some : sums) arch::pin(some);
-      lay_out<kHeight>(p, tile, factors, sums, stages);
+      return count;
+    };
+    if (threadIdx.x >= kConsumers) {
+      arch::fewer_registers<kProducerRegisters>();
+      if (threadIdx.x >= kConsumers + 32) return;
+      const uint32_t to = opaque(arch::shared_address(stages));
+      // The whole warp finds tiles, and the same thread of it carries all of them.
+      each_tile([&](const Tile& tile, int i) {
+        if (carries_boxes(0)) carry_boxes(params, tile, ring, to, 0, steps, at, i == 0);
+        __syncwarp();
+      });
+      return;
     }
+    arch::grid_dependency_pass();
+    arch::more_registers<kConsumerRegisters>();
+    const int group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);  // the compiler knows that all lanes have it
+    const auto wait_for_turn = [&] { arch::named_barrier_sync(kBarrier + group, kConsumers); };
+    const auto pass_turn = [&] { arch::named_barrier_arrive(kBarrier + 1 - group, kConsumers); };
+    const Operands operands(stages, params.tokens);
+    float* const slab =
+        Slabs::of_warp(reinterpret_cast<float*>(stages + at.stages * gemm_stage_bytes(params.tokens, kRows)), 1);
+    if (group == 1) pass_turn();
+    const int count = each_tile([&](const Tile& tile, int number) {
+      if (number % 2 != group) return at.skip(steps);
+      wait_for_turn();
+      constexpr int kMost = in_eight ? 128 : 192;
+      Sums<kMost> sums = {};
+      const auto run_if = [&](auto height) {
+        constexpr int kHeight = decltype(height)::value;
+        if constexpr (is_here<kHeight>) {
+          if (params.tokens != kHeight) return;
+          auto& mine = reinterpret_cast<Sums<kHeight>&>(sums);
+          multiply_all<kHeight>(mine, operands, ring, at, steps, pass_turn);
+          if constexpr (in_eight) scale_rows<kHeight>(params.problem, tile, nullptr, mine);
+        }
+      };
+      run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 192>());
+#pragma unroll 1
+      for (int i = 0; i < params.tokens / Slabs::kTokens; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < kMost / Slabs::kTokens; ++j)
+          if (i == j) Slabs::lay_out(slab, sums[j]);
+        Slabs::put_slabs(params, tile, slab, 1, i * Slabs::kTokens, 0, 1);
+      }
+    });
+    if (count % 2 == group) wait_for_turn();  // that nobody takes
   }
   // They add up a step. Where registers allow it, the sums of one half of the weights are added to those of all of K
   // while they multiply the other half.
@@ -460,7 +560,8 @@ struct BoxedGemmBody {
   template <int kHeight>
   static __device__ __forceinline__ void scale_rows(const P& p, const Tile& tile, const float* factors,
                                                     Sums<kHeight>& sums) {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int warp = threadIdx.x / 32 % (kPingPong ? 4 : kConsumers / 32), g = threadIdx.x % 32 / 4,
+              t = threadIdx.x % 4;
     if constexpr (Coded<Gate>::scaled) {
       if (has_weight_scales(p)) {
         if constexpr (by_rows) {

@@ -110,6 +110,7 @@ struct CodedGemmBody {
   static constexpr int kConsumers = kShares * kRows;
   static constexpr int kTokens[3] = {32, 64, 128};
   static constexpr int max_threads = kConsumers + 2 * kProducers, registers = kRows == 128 ? 128 : 168;
+  static constexpr int kTilesAtOnce = 1;
   static constexpr bool waits_by_itself = true, boxed = false, copied = false, weights_copied = true;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;

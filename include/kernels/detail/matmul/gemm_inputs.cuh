@@ -11,8 +11,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A stage of a ring, and the parity of its barriers' phase. It goes as many stages further at a time as there are, at
-// most.
+// A stage of a ring, and the parity of its barriers' phase. go() takes as many stages as there are, at most.
 struct RingPlace {
   int stages, stage = 0, parity = 0;
   __device__ __forceinline__ explicit RingPlace(int count) : stages(count) {}
@@ -21,6 +20,11 @@ struct RingPlace {
     if (stage >= stages) stage -= stages, parity ^= 1;
   }
   __device__ __forceinline__ void next() { go(1); }
+  __device__ __forceinline__ void skip(int further) {
+    stage += further;
+    parity ^= stage / stages % 2;
+    stage %= stages;
+  }
 };
 
 // For the TMA unit, which copies inputs of type T that lie in memory in rows, in boxes of 128 bytes of these. One of
