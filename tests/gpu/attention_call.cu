@@ -162,7 +162,7 @@ TEST_CASE("heads of a size that is known: the same kernel, alone") {
   t.expect(
       k::attention_plan<200>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan)
               .ok() &&
-          plan.tile_dim == 256,
+          plan.tile_dim == (plan.warpgroups ? 192 : 256),
       "a plan with a tile of %d", plan.tile_dim);
   CHECK_TALLY(t);
 }
@@ -263,7 +263,7 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   CHECK(planned(shape, side(bytes, 128), side(bytes, 128), in, p).because("8 or 4 bits"));
   CHECK(planned(shape, side(in, 128), side(bytes, 128), in, p).because(on_90 ? "only one of the two" : "8 or 4 bits"));
   CHECK(planned({4, 1000, 8, 2, 96}, side(in, 96), side(in, 96), in, p).because("filled up"));
-  CHECK(planned({4, 1000, 8, 2, 192, 128}, side(in, 192), side(in, 128), in, p).because("filled up"));
+  CHECK(planned({4, 1000, 8, 2, 192, 128}, side(in, 192), side(in, 128), in, p).because(on_90 ? "" : "filled up"));
   const char* const apart = on_90 ? "values are not" : "";
   CHECK(planned({4, 1000, 8, 2, 576, 512}, side(in, 576), side(in, 512), in, p).because(apart));
   CHECK(planned({4, 1000, 8, 2, 576, 512}, side(in, 576), side(in, 576), in, p).because(""));

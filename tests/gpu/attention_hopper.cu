@@ -94,28 +94,27 @@ void some_cases(Tally& t, int64_t dim, int64_t v_dim) {
 }
 
 template <int kDim, class T>
-void many_cases(Tally& t) {
-  // Tiles have 128 keys, or 80.
+void many_cases(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
+  const int64_t tile = v_dim > 128 ? 80 : 128;  // keys of one
   for (const int64_t queries : {1, 63, 64, 65, 128, 129, 193, 700}) {
-    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129,
-                               kDim == 256 ? 160 : 257, 1000}) {
-      AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, kDim};
+    for (const int64_t keys : {int64_t(0), int64_t(1), tile - 1, tile, tile + 1, 2 * tile, int64_t(1000)}) {
+      AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};
       c.ragged_q = true, c.aligned = queries % 3 == 0;
       both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
       both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd,
                                  k::window(100, 30) & k::soft_cap(20.f));
     }
   }
-  some_cases<kDim, T>(t, kDim, kDim);
+  some_cases<kDim, T>(t, dim, v_dim);
 }
 
 // So many short sequences of one length that blocks take several tiles of queries each: of sequences with many keys,
 // few and none, with heads that go together, and with a last tile that leaves some warps without rows. As many columns
 // as there can be results of T in one access.
 template <int kDim, class T>
-void short_ones(Tally& t) {
-  const auto many = [](int64_t queries, int64_t heads, int64_t kv_heads, std::initializer_list<int64_t> keys) {
-    AttentionCase c{{}, {}, heads, kv_heads, kDim};
+void short_ones(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
+  const auto many = [=](int64_t queries, int64_t heads, int64_t kv_heads, std::initializer_list<int64_t> keys) {
+    AttentionCase c{{}, {}, heads, kv_heads, dim, v_dim};
     for (int64_t i = 0; i < 70; ++i)
       c.q_lens.push_back(queries), c.kv_lens.push_back(*(keys.begin() + i % int64_t(keys.size())));
     c.aligned = true;
@@ -140,11 +139,11 @@ void results_in_boxes(Tally& t) {
 }
 // Tiles of queries that few blocks share out: 1 to 17 of a head, some in a row, one behind the other, or in sections.
 template <int kDim, class T>
-void few_blocks(Tally& t) {
+void few_blocks(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
   const int rows = kDim == 64 ? 192 : 128;
   for (const int tiles : {1, 3, 4, 5, 9, 16, 17}) {
     const int64_t queries = int64_t(tiles) * rows - 70;
-    AttentionCase c{{queries, queries}, {queries, 300}, 2, 2, kDim};
+    AttentionCase c{{queries, queries}, {queries, 300}, 2, 2, dim, v_dim};
     c.aligned = true;
     both_say_the_same<kDim, T, T>(t, "few blocks", c, Layout::nhd, k::causal(), 4);
     if (tiles <= 5) both_say_the_same<kDim, T, T>(t, "few blocks", c, Layout::nhd, k::no_mask(), 3);
@@ -184,16 +183,16 @@ void coded_cases(Tally& t, const char* what, std::initializer_list<std::pair<int
 // So many tiles of sequences of one length that blocks stay for several, there and back: what comes out is right, and
 // each sequence alone has the same bits. Keys are as many as queries, more, or fewer by one.
 template <int kDim, class T, class K = T, class Scale = k::Nothing>
-void stays(Tally& t, int64_t queries, int64_t heads, int64_t kv_heads) {
+void stays(Tally& t, int64_t queries, int64_t heads, int64_t kv_heads, int64_t dim = kDim, int64_t v_dim = kDim) {
   if (t.leaves_out()) return;
-  AttentionCase c{{}, {}, heads, kv_heads, kDim};
+  AttentionCase c{{}, {}, heads, kv_heads, dim, v_dim};
   for (const int64_t beside : {0, 64, -1})
     for (int i = 0; i < 8; ++i) c.q_lens.push_back(queries), c.kv_lens.push_back(queries + beside);
   c.aligned = true;
   const int64_t batch = int64_t(c.q_lens.size());
   const Placement where(Layout::ragged, c.kv_lens, kv_heads);
-  const DeviceKv<K, Scale> key(1, where, kDim, ScaleOf::head, 1, 0, gap_behind<K>(kDim)),
-      value(2, where, kDim, ScaleOf::head, 1, 0, gap_behind<K>(kDim));
+  const DeviceKv<K, Scale> key(1, where, dim, ScaleOf::head, 1, 0, gap_behind<K>(dim)),
+      value(2, where, v_dim, ScaleOf::head, 1, 0, gap_behind<K>(v_dim));
   const OnDevice<int32_t> offsets(where.offsets);
   AttentionData<T, T, DeviceMemory> together(c), alone(c);
   const Stream stream;
@@ -204,7 +203,7 @@ void stays(Tally& t, int64_t queries, int64_t heads, int64_t kv_heads) {
     return f(k::load(static_cast<const T*>(d.q.data()) + row * d.q.ld(), d.q.ld()),
              k::ragged_kv(key.tensor(), value.tensor(), offsets.data() + first),
              k::store(d.o.data() + row * d.o.ld(), d.o.ld()),
-             k::AttentionShape{count, queries, heads, kv_heads, kDim, kDim}, k::causal(),
+             k::AttentionShape{count, queries, heads, kv_heads, dim, v_dim}, k::causal(),
              k::Attention{}.lse(d.lse.data() + row * d.lse.ld(), d.lse.ld()));
   };
   const auto run = [&](AttentionData<T, T, DeviceMemory>& d, int64_t first, int64_t count) {
@@ -232,8 +231,8 @@ void stays(Tally& t, int64_t queries, int64_t heads, int64_t kv_heads) {
 }
 // So many sequences that blocks go on to further ones.
 template <int kDim, class T, class K = T>
-void many_sequences(Tally& t) {
-  AttentionCase c{{}, {}, 16, 4, kDim};
+void many_sequences(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
+  AttentionCase c{{}, {}, 16, 4, dim, v_dim};
   for (int i = 0; i < 600; ++i) c.q_lens.push_back(i % 7 * 11), c.kv_lens.push_back(i % 5 * 20 + i % 3);
   c.ragged_q = true;
   both_say_the_same<kDim, T, float, K>(t, "many sequences", c, Layout::nhd, k::causal());
@@ -245,7 +244,7 @@ void boxes(Tally& t, int64_t dim, int64_t v_dim) {
   AttentionCase c{{300, 77, 1}, {700, 333, 0}, 6, 2, dim, v_dim};
   c.ragged_q = true;
   std::vector<float> first;
-  const int keys = kDim == 256 ? 80 : 128;
+  const int keys = v_dim > 128 ? 80 : 128;
   const auto run = [&](Layout layout, int64_t page, int box_rows) {
     if (t.leaves_out()) return;
     const std::string name = c.describe() + ", pages of " + std::to_string(page);
@@ -308,11 +307,11 @@ void masks(Tally& t) {
 // Logits that rise from tile to tile by less than outputs are brought under a larger one for, by about as much, and by
 // far more; and that fall.
 template <int kDim, class T, class K = T, class Scale = k::Nothing>
-void slopes(Tally& t) {
+void slopes(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
   for (const float slope : {-0.02f, -0.05f, -2.f, 0.3f}) {
     const std::vector<float> all(8, slope);
     const OnDevice<float> on_device(all);
-    AttentionCase c{{300, 77}, {700, 333}, 8, 2, kDim};
+    AttentionCase c{{300, 77}, {700, 333}, 8, 2, dim, v_dim};
     c.ragged_q = true, c.aligned = true;
     both_say_the_same<kDim, T, float, K, Scale>(t, "slope", c, Layout::nhd, k::alibi(on_device.data()) & k::causal());
     both_say_the_same<kDim, T, float, K, Scale>(t, "slope", c, Layout::paged_nhd, k::alibi(on_device.data()));
@@ -352,6 +351,7 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(takes_hopper<64, k::half>(ex, 64));
   CHECK(takes_hopper<256, k::bfloat16>(ex, 256));
   CHECK(takes_hopper<256, k::bfloat16>(ex, 192, 0, 128));
+  CHECK(!takes_hopper<256, k::bfloat16>(with_less(stream, 256), 192, 0, 128));
   CHECK(takes_hopper<128, k::half>(ex, 96));
   CHECK(takes_hopper<64, k::half>(ex, 56));
   CHECK(takes_hopper<128, k::bfloat16>(ex, 120));
@@ -379,25 +379,25 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   Tally t;
   short_ones<64, k::half>(t);
   short_ones<128, k::bfloat16>(t);
-  short_ones<256, k::bfloat16>(t);
+  short_ones<256, k::bfloat16>(t), short_ones<256, k::bfloat16>(t, 192, 128);
   stays<128, k::bfloat16>(t, 3 * 128 - 1, 16, 16);
-  stays<256, k::bfloat16>(t, 2 * 128 + 1, 16, 8);
+  stays<256, k::bfloat16>(t, 2 * 128 + 1, 16, 8), stays<256, k::bfloat16>(t, 2 * 128 + 1, 16, 8, 192, 128);
   stays<256, k::half, k::float8_e5m2>(t, 2 * 128 + 1, 16, 8);
   // In sections of heads.
   stays<64, k::half>(t, 8 * 192 + 1, 8, 8);
   stays<64, k::half, int8_t, k::half>(t, 8 * 128 + 1, 8, 8);
   stays<64, k::half>(t, 16 * 192 + 1, 2, 2);
   stays<128, k::bfloat16>(t, 17 * 128 + 1, 2, 1);
-  stays<256, k::bfloat16>(t, 17 * 128 - 1, 2, 2);
+  stays<256, k::bfloat16>(t, 17 * 128 - 1, 2, 2), stays<256, k::bfloat16>(t, 17 * 128 - 1, 2, 2, 192, 128);
   many_cases<64, k::half>(t);
   many_cases<128, k::bfloat16>(t);
-  many_cases<256, k::bfloat16>(t);
+  many_cases<256, k::bfloat16>(t), many_cases<256, k::bfloat16>(t, 192, 128);
   // With products for fewer columns, and columns that are filled up with zeros.
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}})
     some_cases<64, k::half>(t, dim, v_dim);
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{96, 96}, {72, 128}, {104, 8}, {64, 88}})
     some_cases<128, k::half>(t, dim, v_dim);
-  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{192, 128}, {136, 136}, {200, 256}, {64, 256}, {248, 72}})
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{136, 40}, {136, 136}, {200, 128}, {64, 256}, {160, 120}})
     some_cases<256, k::bfloat16>(t, dim, v_dim);
   coded_cases<64, k::half, int8_t, k::half>(t, "int8", {{64, 64}, {40, 56}});
   coded_cases<128, k::bfloat16, k::float8_e4m3, k::Nothing>(t, "float8", {{128, 128}, {72, 104}});
@@ -420,18 +420,21 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   results_in_boxes<64, k::half>(t);
   results_in_boxes<128, k::bfloat16>(t);
   few_blocks<64, k::half>(t), few_blocks<128, k::bfloat16>(t), few_blocks<256, k::bfloat16>(t);
+  few_blocks<256, k::bfloat16>(t, 192, 128);
   int in_a_thread = 0;  // that has not called the runtime before
   std::thread([&] { in_a_thread = box_rows_of<128, k::half>(ex, 2, 1 << 20, 128, 4); }).join();
   CHECK(in_a_thread == 128);
   masks<128, k::half>(t), masks<64, k::bfloat16>(t);
   slopes<64, k::half>(t), slopes<128, k::bfloat16>(t), slopes<256, k::half>(t);
+  slopes<256, k::bfloat16>(t, 192, 128);
   slopes<128, k::bfloat16, k::float8_e4m3>(t);
   boxes<64, k::half>(t, 64, 64), boxes<64, k::half>(t, 40, 56);
   boxes<128, k::bfloat16>(t, 128, 128), boxes<128, k::half>(t, 72, 104);
   boxes<256, k::bfloat16>(t, 256, 256), boxes<256, k::bfloat16>(t, 192, 128);
+  boxes<256, k::bfloat16>(t, 144, 72);
   many_sequences<64, k::half>(t);
   many_sequences<128, k::bfloat16>(t);
-  many_sequences<256, k::bfloat16>(t);
+  many_sequences<256, k::bfloat16>(t), many_sequences<256, k::bfloat16>(t, 192, 128);
   many_sequences<128, k::bfloat16, k::float8_e4m3>(t);
   CHECK_TALLY(t);
 }

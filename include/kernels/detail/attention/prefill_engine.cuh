@@ -35,13 +35,18 @@ using PrefillInstead = typename InsteadOf<Tile>::Body;
 template <class P, int kDim>
 constexpr HeadSize::Hopper hopper_size = decodes_kv<typename P::Kv> ? head_size(kDim).decoded : head_size(kDim).copied;
 template <class P, int kDim>
-using HopperBody = HopperPrefillBody<P, kDim, hopper_size<P, kDim>.keys, hopper_size<P, kDim>.groups>;
+using HopperBody = HopperPrefillBody<P, kDim, kDim, hopper_size<P, kDim>.keys, hopper_size<P, kDim>.groups>;
+
+// The same where values have fewer columns than keys (DeepSeek's heads: 192, of values 128), which leaves room for
+// tiles of twice as many keys.
+template <class P, int kMost>
+using HopperBodyNarrow = HopperPrefillBody<P, kMost / 4 * 3, kMost / 2, 128, 2>;
 
 // The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time
 // from 2,048 keys on than two and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake
 // of the compiler.
 template <class P, int kMost>
-using HopperBody8 = HopperPrefillBody<P, (kMost > 128 ? kMost : 128), 96, 3, true>;
+using HopperBody8 = HopperPrefillBody<P, (kMost > 128 ? kMost : 128), (kMost > 128 ? kMost : 128), 96, 3, true>;
 // Whether a call takes it.
 template <class P>
 bool fits_8_bits(const P& p) {
@@ -95,6 +100,14 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
       if (there && fits_8_bits(p) && ex.device().shared_per_block >= Hopper::kSharedBytes)
+        return f(ChosenPrefill<Hopper>{});
+    }
+    if constexpr (copies_kv<P> && Body::kDim == kMostHopperDim) {
+      using Hopper = HopperBodyNarrow<P, Body::kDim>;
+      bool there = false;
+      KERNELS_TRY(has_code<Hopper>(ex, there));
+      if (there && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys &&
+          p.wide_values && ex.device().shared_per_block >= Hopper::kSharedBytes)
         return f(ChosenPrefill<Hopper>{});
     }
     if constexpr (has_hopper_prefill<P, Body::kDim>) {

@@ -7,9 +7,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_ = false>
-struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEight_> {
-  using Parts = HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEight_>;
+template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool kInEight_ = false>
+struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, kInEight_> {
+  using Parts = HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, kInEight_>;
   using Params = typename Parts::Params;
   using Shared = typename Parts::Shared;
   using Parts::kStages, Parts::kItems, Parts::kQueryStages, Parts::kProducers, Parts::kGroups, Parts::kAligned;

@@ -87,7 +87,7 @@ struct HopperConsumer : Parts {
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
   // Whether plain tiles have a loop of their own. With 256 columns, where there are fewer tiles and more instructions,
   // short calls would take longer (512 keys 150 us for 143), and with 8 bits all would (16,384 keys up to 10 %).
-  static constexpr bool kPlainLoop = Parts::kBoxes && kDim <= 128 && !kInEight;
+  static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !kInEight;
 
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group_of_warp() {

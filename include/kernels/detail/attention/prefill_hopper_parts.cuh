@@ -119,17 +119,17 @@ struct HopperItems {
 template <int kDim, bool kInEight>
 constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
 template <int kDim, bool kDecodes>
-constexpr int hopper_query_stages = kDim == 256 || kDecodes ? 1 : 2;
+constexpr int hopper_query_stages = kDim > 128 || kDecodes ? 1 : 2;
 template <bool kDecodes>
 constexpr int hopper_items = kDecodes ? 1 : 2;
 
-// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are
-// products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
-// kInEight_: queries, keys and values are float8_e4m3, and so are weights.
-template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
-struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                                        hopper_items<decodes_kv<typename P::Kv> && !kInEight_>,
-                                        !decodes_kv<typename P::Kv> || kInEight_> {
+// What producers and consumers share. Takes heads of up to kDim columns, and values of up to kCols. There are products
+// for all columns and, in the same kernel, if these are as many, for fewer; those of queries and keys that are not
+// there are zeros. kInEight_: queries, keys and values are float8_e4m3, and so are weights.
+template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool kInEight_>
+struct HopperPrefillParts
+    : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
+                  hopper_items<decodes_kv<typename P::Kv> && !kInEight_>, !decodes_kv<typename P::Kv> || kInEight_> {
   using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
                             hopper_items<decodes_kv<typename P::Kv> && !kInEight_>,
                             !decodes_kv<typename P::Kv> || kInEight_>;
@@ -140,7 +140,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   using Kv = typename P::Kv;
   using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
   using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
-  static constexpr int kDim = kDim_, kCols = kDim_;
+  static constexpr int kDim = kDim_, kCols = kCols_;
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
   static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
@@ -148,10 +148,13 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns at products keep out of
   // each other's way. With 256 columns a group that leaves out the last tile of keys would be a tile ahead of the other
   // from then on, and with two stages both would wait for keys: H200, causal, 8 heads, 4,096 keys take 428 us, without
-  // turns 472, and 434 where groups begin each tile of queries together. With 128 columns turns gain nothing.
-  static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim == 256;
-  static constexpr int kFewer = kDim == 64 ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
-  static constexpr int kFewerCols = kCols == 64 ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
+  // turns 472, and 434 where groups begin each tile of queries together. With 192 columns and values of 128, 16 heads,
+  // 16,384 keys take 3,370 us, without turns 4,210, and with the tiles of 256 columns 3,885. With 128 columns turns
+  // gain nothing.
+  static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim > 128;
+  static constexpr bool kHasFewer = kDim != 64 && kDim == kCols;
+  static constexpr int kFewer = !kHasFewer ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
+  static constexpr int kFewerCols = !kHasFewer ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
   // Producers that decode have the codes of a tile in registers; what these leave is the consumers'. H200, queries of
