@@ -81,6 +81,8 @@ TEST_CASE("attention in parts, cut as it is asked") {
   c.dim = 64;
   attends_in_parts<64, k::bfloat16>(t, "causal", c, Layout::paged_nhd, -1, 0, false, 7);
   attends_in_parts<64, k::bfloat16>(t, "causal", c, Layout::paged_nhd, -1, 0, true, 7);
+  c.dim = 192, c.v_dim = 128;
+  attends_in_parts<192, k::bfloat16>(t, "fewer values", c, Layout::paged_nhd, -1, 0, false, 7);
   c.dim = 40, c.v_dim = 136;
   attends_in_parts<136, float>(t, "float", c, Layout::paged_nhd, 300, 0, false, 7);
   c.dim = 576, c.v_dim = 512;
