@@ -42,6 +42,13 @@ using HopperBody = HopperPrefillBody<P, kDim, kDim, hopper_size<P, kDim>.keys, h
 template <class P, int kMost>
 using HopperBodyNarrow = HopperPrefillBody<P, kMost / 4 * 3, kMost / 2, 128, 2>;
 
+// Whether a call takes such a body, if there is code for it.
+template <class Hopper, class P>
+bool fits_hopper(const Exec& ex, const P& p) {
+  return p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values &&
+         ex.device().shared_per_block >= Hopper::kSharedBytes;
+}
+
 // The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time
 // from 2,048 keys on than two and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake
 // of the compiler.
@@ -106,18 +113,13 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       using Hopper = HopperBodyNarrow<P, Body::kDim>;
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
-      if (there && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys &&
-          p.wide_values && ex.device().shared_per_block >= Hopper::kSharedBytes)
-        return f(ChosenPrefill<Hopper>{});
+      if (there && fits_hopper<Hopper>(ex, p)) return f(ChosenPrefill<Hopper>{});
     }
     if constexpr (has_hopper_prefill<P, Body::kDim>) {
       using Hopper = HopperBody<P, Body::kDim>;
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
-      const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes;
-      if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys &&
-          p.wide_values)
-        return f(ChosenPrefill<Hopper>{});
+      if (there && fits_hopper<Hopper>(ex, p)) return f(ChosenPrefill<Hopper>{});
       if constexpr (decltype(tile)::replaced) {
         if (there) return f(ChosenPrefill<PrefillInstead<decltype(tile)>>{});
       }

@@ -660,7 +660,7 @@ class ProductEngine {
       }
     };
     consider(BoxedGemmBody<P, T, 64>()), consider(BoxedGemmBody<P, T, 256>());
-    // What is added up besides would stand still a group's products.
+    // Where threads add up sums of steps, a group that is alone at its tile would not multiply meanwhile.
     if (!adds_steps<T>()) consider(BoxedGemmBody<P, T, 128, true>());
     return (this->*start)(best, image, plan, taken);
   }
