@@ -1,4 +1,4 @@
-// budget: 24 kernels, 1290 KB
+// budget: 25 kernels, 1340 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;
