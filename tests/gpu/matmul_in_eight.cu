@@ -83,7 +83,7 @@ void every_tile(const char* what, const MakeX& make_x, const MakeW& make_w) {
       return run(ex, policy);
     };
     const auto in_tile = [&](const TileSize& tile, const std::string& name, const auto& call, double cut) {
-      if (!tile.is_there(call)) return;
+      if (tile.tokens != 0 && !tile.is_there(call)) return;
       expect(
           tile.name(name).c_str(), s, Path::gemm, y,
           [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return call(tile.on(ex), tile.in(policy)); },
@@ -202,6 +202,26 @@ TEST_CASE("matmul in 8 bits: long sums of one sign") {
   };
   of("e4m3", x, w, 0x1p-10);
   of("int8", xi, wi, 0x1p-20);
+}
+
+// Those whose sums the tensor cores add up alone.
+TEST_CASE("matmul in 8 bits: which products take turns at tiles") {
+  const auto takes_turns = [](const auto& x, const auto& w, bool fast) {
+    Device<float> y(40, 64, 64);
+    k::MatmulPolicy policy = TileSize{128, 128, 2}.in({Path::gemm});
+    policy.fast_sums = fast;
+    k::MatmulPlan plan;
+    return k::matmul_plan(Stream(), x.source(), w.source(), k::store(y.data(), 64), {40, 64, 256}, {}, policy, plan)
+               .ok() &&
+           plan.in_eight && plan.tiles_at_once == 2;
+  };
+  const Bare<int8_t> x(40, 256), w(64, 256);
+  const Bare<k::float8_e4m3> small_x(40, 256), small_w(64, 256);
+  CHECK(takes_turns(x, w, false) == gpu_has_it());
+  CHECK(takes_turns(x, Codes8<int8_t>(64, 256, Grain::row), false) == gpu_has_it());
+  CHECK(takes_turns(small_x, small_w, true) == gpu_has_it());
+  CHECK(!takes_turns(x, Codes8<int8_t>(64, 256, Grain::block, 128), false));
+  CHECK(!takes_turns(small_x, small_w, false));
 }
 
 TEST_CASE("matmul in 8 bits: gates, stacked and paired weights, and sinks of any type") {

@@ -150,14 +150,14 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
   return (longest > copying ? longest : copying) + waves * each;
 }
 
-// Blocks that stay, and take turns at tiles of 128 rows: what is before and behind products counts once. The power that
-// the GPU may draw decides how long products take. H200 (CUDA 13.0, 2026-11, by a program that was not kept), bfloat16,
-// microseconds with tiles of 128 and 192 tokens, and with the best of those of one block each: 4096 x 14336 x 4096 628,
-// 616 and 637, without pauses between calls 739, 741 and 746; 1024 x 14336 x 4096 162, 195 and 170; 768 x 28672 x 4096
-// 266, 250 and 270; 8192^3 1,442, 1,351 and 1,380; 2048 x 4096 x 4096, two tiles for a block, 97, 106 and 94. Tensor
-// cores alone, on numbers in shared memory, make 850 TFLOP/s without pauses, 660 with all that is copied. Tried,
-// without a gain: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377), two
-// groups with a tile of 192 x 256 together (671, 1,408).
+// Blocks that stay, whose groups of warps take turns at tiles of 128 rows: what is before and behind products counts
+// once. The power that the GPU may draw decides how long products take. H200 (CUDA 13.0, 2026-11, by a program that was
+// not kept), bfloat16, microseconds with tiles of 128 and 192 tokens, and with the best of those of one block each:
+// 4096 x 14336 x 4096 628, 616 and 637, without pauses between calls 739, 741 and 746; 1024 x 14336 x 4096 162, 195 and
+// 170; 768 x 28672 x 4096 266, 250 and 270; 8192^3 1,442, 1,351 and 1,380; 2048 x 4096 x 4096, two tiles for a block,
+// 97, 106 and 94. Tensor cores alone, on numbers in shared memory, make 850 TFLOP/s without pauses, 650 with all that
+// is copied. Tried, without a gain: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3
+// 1,377), two groups with a tile of 192 x 256 together (671, 1,408).
 constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double copied_bytes) {
   const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),
                handing_over = (narrow ? 5.1 : 2.6) * size;

@@ -621,6 +621,8 @@ class ProductEngine {
         128. / Body::kStep * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const int64_t filled = tiles_with_tokens<Body>(tokens);
     const double copied_bytes = double(filled) * steps * gemm_stage_bytes(tokens, Body::kRows);
+    if (Body::kTilesAtOnce > 1)
+      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, copied_bytes);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
     double longer = 1;
@@ -630,8 +632,6 @@ class ProductEngine {
       else if (adds_steps<InEight>())
         longer = Body::kRows == 256 ? tuning::kLongerByAdding : tuning::kLongerByAddingNarrow;
     }
-    if (Body::kTilesAtOnce > 1)
-      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, copied_bytes);
     const auto by = in_rows<X, T> || in_rows<X, InEight> ? tuning::InputsBy::tma_unit
                     : x_copied                           ? tuning::InputsBy::copies_of_threads
                                                          : tuning::InputsBy::functors;

@@ -111,7 +111,7 @@ struct BoxedGemmBody {
       if (p.groups.offsets != nullptr) arch::grid_dependency_wait();
       if constexpr (kPingPong) {
         begin_ring(params, ring, 1, 1);
-        return play_ping_pong(params, ring, stages);
+        return run_ping_pong(params, ring, stages);
       }
       const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
@@ -396,7 +396,7 @@ struct BoxedGemmBody {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
       if constexpr (!has_input_boxes) arch::async_proxy_fence();
       begin_step(sums, operands, at.stage * gemm_stage_bytes(kHeight, kRows));
-      if (kPingPong && step == steps - 1) last_begun();
+      if (step == steps - 1) last_begun();
       arch::warpgroup_wait<1>();
       if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));
       done = at.stage;
@@ -416,7 +416,7 @@ struct BoxedGemmBody {
   // Blocks that stay. The groups find all tiles, and take every other one. A group waits for the first operands of its
   // tile when the other one has seen the last of its own: the parity of a barrier does not tell a phase from the last
   // but one.
-  static __device__ __forceinline__ void play_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
+  static __device__ __forceinline__ void run_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
     static_assert(!kPingPong || Slabs::kFloats * 4 * (kConsumers / 32) == kSlabBytes, "as the host counts");
     const int steps = int((params.problem.k + kStep - 1) / kStep);
     RingPlace at(stages_for(params.tokens));

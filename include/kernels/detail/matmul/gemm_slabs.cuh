@@ -17,9 +17,10 @@ constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : Slab
 // kTokens x kRows, one behind the other in tokens or, across, in weights. kGroups: groups of four warps that share K,
 // each with sums of the whole tile. kAheadBytes: of registers for packs on their way to the sink, which have room where
 // all slabs are laid out and no sums are left in them. kWarps: two where a warp has but 16 rows of weights, so that two
-// lay out a slab together, and each hands on half of it. kOfFour: whether each four warps have a tile of their own.
+// lay out a slab together, and each hands on half of it. kTileEachFour: whether each four warps have
+// a tile of their own.
 template <class P, int kGroups = 1, SlabOrder kOrder = kUsualOrder, int kAheadBytes = arch::kWarpgroupMma ? 512 : 64,
-          int kWarps = 1, bool kOfFour = false>
+          int kWarps = 1, bool kTileEachFour = false>
 struct GemmSlabs {
   static constexpr bool kTurned = kOrder == SlabOrder::turned, kAcross = kOrder == SlabOrder::across;
   static_assert(kWarps == 1 || (kWarps == 2 && kGroups == 1 && kTurned), "who shares a slab");
@@ -32,7 +33,7 @@ struct GemmSlabs {
   static __device__ __forceinline__ int warp_column() {
     if (kAcross) return 0;
     const int warp = threadIdx.x / ((kTurned ? 32 : 64) * kWarps);
-    return (kGroups > 1 || kOfFour ? warp % 4 : warp) * kRows;
+    return (kGroups > 1 || kTileEachFour ? warp % 4 : warp) * kRows;
   }
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
     return shared + threadIdx.x / (32 * kWarps) * (slabs * kFloats);
