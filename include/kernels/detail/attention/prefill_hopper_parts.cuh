@@ -80,6 +80,21 @@ struct HopperItems {
     }
   }
 
+  // The same for one who asks for the next tile when he wants it.
+  struct Walk {
+    unsigned round = 0;
+    int number = -1;
+    __device__ __forceinline__ bool next(const PrefillGrid& grid, unsigned& tile) {
+      const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
+#pragma unroll 1
+      while (round < grid.rounds) {
+        tile = grid.tile_of(round++, index, count);
+        if (tile < unsigned(grid.tiles_in_all)) return ++number, true;
+      }
+      return false;
+    }
+  };
+
   // By a whole warp, for all of its lanes.
   static __device__ __forceinline__ SeenKeys seen_by_rows(const Item& item, int first, int count) {
     const int lane = threadIdx.x % 32;
