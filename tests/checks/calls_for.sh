@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
-# calls_for.sh NVCC ARCH assemble|look INCLUDE_DIR WORK_DIR FILE...: the calls in the files compile for one more architecture without a
-# warning, with the assembler, or looked at by the front end alone. Little is optimized, because nothing runs.
+# calls_for.sh NVCC ARCH assemble|link|look INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more architecture, with
+# these flags, without a warning, with the assembler, or also with the linker of device code, or looked at by the front end alone. Little is optimized, because nothing runs.
 set -euo pipefail
 nvcc=$1 arch=$2 how=$3 include_dir=$4 work=$5
 shift 5
 
 "$nvcc" --list-gpu-arch | grep -qx "compute_$arch" || { echo "skipped: this nvcc does not know sm_$arch"; exit 77; }
+flags=()
+while [[ ${1-} == -* ]]; do
+  flags+=("$1")
+  shift
+done
 all=$work/${how}_for_$arch
 printf '#include "%s"\n' "$@" > "$all.cu"
-build=("$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" "$all.cu")
+build=("$nvcc" -std=c++17 -Werror all-warnings "${flags[@]}" -I "$include_dir" "$all.cu")
 if [[ $how == look ]]; then
   bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "${build[@]}" -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$all.ptx"
+elif [[ $how == link ]]; then  # at -O0 functions have as many registers as their callers
+  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -rdc=true -Xcicc -O1 -Xptxas -O1 -Xcompiler -O0 -c -o "$all.o"
+  "$nvcc" -gencode "arch=compute_$arch,code=sm_$arch" -dlink "$all.o" -o "$all.linked.o"
 else  # the assembler takes longer for code of -O0
   "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -Xcicc -O1 -Xptxas -O0 -cubin -o "$all.cubin"
 fi

@@ -20,8 +20,9 @@ constexpr int kCompiledFor = 0;  // the host pass
 
 constexpr bool kClusters = kCompiledFor >= 90;
 
-// Products of whole warpgroups: code for sm_90a alone.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Products of whole warpgroups: code for sm_90a alone, and not with -rdc=true, where warps cannot trade registers, and
+// the compiler does one product of a warpgroup at a time.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(__CUDACC_RDC__)
 constexpr bool kWarpgroupMma = true;
 #else
 constexpr bool kWarpgroupMma = false;

@@ -652,17 +652,17 @@ class ProductEngine {
     using Narrow = BoxedGemmBody<P, T, 128>;
     Choice best = cheapest<Narrow>(image);
     auto start = &ProductEngine::template start_boxed<Narrow>;
-    const auto consider = [&](auto body) {
-      using Body = decltype(body);
-      if constexpr (Body::has_any()) {
-        const Choice other = cheapest<Body>(image);
-        if (other.cost < best.cost) best = other, start = &ProductEngine::template start_boxed<Body>;
-      }
-    };
-    consider(BoxedGemmBody<P, T, 64>()), consider(BoxedGemmBody<P, T, 256>());
+    consider<BoxedGemmBody<P, T, 64>>(image, best, start), consider<BoxedGemmBody<P, T, 256>>(image, best, start);
     // Where threads add up sums of steps, a group that is alone at its tile would not multiply meanwhile.
-    if (!adds_steps<T>()) consider(BoxedGemmBody<P, T, 128, true>());
+    if (!adds_steps<T>()) consider<BoxedGemmBody<P, T, 128, true>>(image, best, start);
     return (this->*start)(best, image, plan, taken);
+  }
+  template <class Body, class Start>
+  void consider(int image, Choice& best, Start& start) const {
+    if constexpr (Body::has_any()) {
+      const Choice other = cheapest<Body>(image);
+      if (other.cost < best.cost) best = other, start = &ProductEngine::template start_boxed<Body>;
+    }
   }
   template <class Body>
   Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {

@@ -134,7 +134,7 @@ class SampleBlock {
   struct Scanned {
     uint64_t before, all;
   };
-  static __device__ __noinline__ Scanned scan_threads(SampleRoom& room, uint64_t mine) {
+  static __device__ KERNELS_CALLED Scanned scan_threads(SampleRoom& room, uint64_t mine) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const auto scan_lanes = [lane](uint64_t sum) {
       KERNELS_ROLLED

@@ -90,7 +90,7 @@ struct SampleBody {
     }
   }
   // A function of its own, so that what it needs is no burden for rows that are done without.
-  static __device__ __noinline__ void wholly(const P& p, int64_t row, int rank, int blocks) {
+  static __device__ KERNELS_CALLED void wholly(const P& p, int64_t row, int rank, int blocks) {
     const SampleRules rules = p.rules(row);
     Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
     p.solve(one, rules, row);

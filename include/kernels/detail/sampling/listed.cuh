@@ -26,7 +26,7 @@ struct ListedTokens {
   Adjust adjust;
 
   // By a block; false if there are too many. A function of its own, as few calls need it.
-  __device__ __noinline__ bool take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
+  __device__ KERNELS_CALLED bool take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
     const int32_t* const previous = o.previous.at(row);
     const int listed = o.lengths[row], prompt = o.prompts == nullptr ? 0 : o.prompts[row], thread = int(threadIdx.x),
               threads = int(blockDim.x);
@@ -61,14 +61,14 @@ struct ListedTokens {
   }
   // Functions of their own, as few packs need them.
   template <int N>
-  __device__ __noinline__ Pack<float, N> changed(Pack<float, N> x, int col, uint32_t some) const {
+  __device__ KERNELS_CALLED Pack<float, N> changed(Pack<float, N> x, int col, uint32_t some) const {
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) {
       if ((some >> i & 1) != 0) x.v[i] = changed(x.v[i], col + i);
     }
     return x;
   }
-  __device__ __noinline__ float changed(float x, int token) const {
+  __device__ KERNELS_CALLED float changed(float x, int token) const {
     int slot = first_slot(token);
     while (tokens[slot] != token) {
       if (tokens[slot] == -1) return x;

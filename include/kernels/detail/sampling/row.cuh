@@ -46,7 +46,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     return blocks_ > 1 ? arch::in_block(own, 0u) : own;
   }
 
-  static __device__ __noinline__ uint64_t sum_of_warp_called(uint64_t mine) { return sum_of_warp(mine); }
+  static __device__ KERNELS_CALLED uint64_t sum_of_warp_called(uint64_t mine) { return sum_of_warp(mine); }
   // The sum of what all threads have.
   __device__ __forceinline__ uint64_t sum_of_row(uint64_t mine) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -145,7 +145,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     return 0;
   }
   // The sum of what the lanes before this one have.
-  static __device__ __noinline__ uint64_t before_lane(uint64_t mine) {
+  static __device__ KERNELS_CALLED uint64_t before_lane(uint64_t mine) {
     uint64_t sum = mine;
     KERNELS_UNROLL
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -238,7 +238,7 @@ class SampleRow : public SampleRanges<Source, N> {
 
   // A function of its own, as it is long and many call it; so is what adjusts a logit.
   template <class V>
-  __device__ __noinline__ void visit(uint32_t from, const V& all) {
+  __device__ KERNELS_CALLED void visit(uint32_t from, const V& all) {
     const V what = all;
     each(from, [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); });
   }
@@ -295,13 +295,13 @@ class SampleRow : public SampleRanges<Source, N> {
   __device__ __forceinline__ void sum(int i, uint64_t value) { sums_[i] += value; }
 
   template <class V>
-  __device__ __noinline__ uint64_t weigh(const V& all) {
+  __device__ KERNELS_CALLED uint64_t weigh(const V& all) {
     uint64_t mass = 0;
     each(first_of_entry(all.kept.least), [&mass, &all](uint32_t key, uint32_t id) { mass += mass_left(all, key, id); });
     return this->sum_of_row(mass);
   }
   template <class V>
-  __device__ __noinline__ void find(const V& all, uint64_t target) const {
+  __device__ KERNELS_CALLED void find(const V& all, uint64_t target) const {
     const auto pack = [this](int, int, int col) { return adjusted_pack(col); };
     this->find_by(target, pack, [&all](float x, int id) { return mass_left(all, key_of(x), uint32_t(id)); });
   }
@@ -341,7 +341,7 @@ class SampleRow : public SampleRanges<Source, N> {
       }
     }
   }
-  __device__ __noinline__ Pack<float, N> adjusted_pack(int col) const {
+  __device__ KERNELS_CALLED Pack<float, N> adjusted_pack(int col) const {
     if (col >= vocabulary_) return this->nothing();
     Pack<float, N> x = values_of(fetch_at(col), col);
     KERNELS_UNROLL
@@ -350,10 +350,10 @@ class SampleRow : public SampleRanges<Source, N> {
     return x;
   }
   template <class V>
-  static __device__ __noinline__ uint64_t mass_left(const V& what, uint32_t key, uint32_t id) {
+  static __device__ KERNELS_CALLED uint64_t mass_left(const V& what, uint32_t key, uint32_t id) {
     return what.mass_left(key, id);
   }
-  static __device__ __noinline__ float adjust_one(const Adjust& adjust, float x, int id, int count) {
+  static __device__ KERNELS_CALLED float adjust_one(const Adjust& adjust, float x, int id, int count) {
     return adjust(x, id, count);
   }
 
