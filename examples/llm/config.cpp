@@ -62,11 +62,15 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs)
     fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
   const int64_t inner = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
-  rope.original =
-      double(outer.integer("original_max_position_embeddings", 1, 1 << 30, inner > 0 ? inner : config.positions));
-  const double factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
-  rope.amplitude = float(fields.number("attention_factor", 0, 1e3,
-                                       factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(rope.original))));
+  const int64_t otherwise = config.architecture == "phi3" ? 4096 : inner > 0 ? inner : config.positions;
+  const int64_t original = outer.integer("original_max_position_embeddings", 1, 1 << 30, otherwise);
+  if (inner > 0 && inner != original)
+    fields.refuse("original_max_position_embeddings",
+                  std::to_string(inner) + " is not " + std::to_string(original) + ", which counts for this model");
+  rope.original = double(original);
+  rope.factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
+  const double amplitude = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original));
+  rope.amplitude = float(fields.number("attention_factor", 0, 1e3, amplitude));
 }
 
 // rope_scaling (with rope_type or type) of transformers 4, rope_parameters with rope_theta in it of transformers 5.
@@ -118,6 +122,27 @@ namespace {
 // Reads a configuration, one subject after the other.
 struct ConfigReader {
   enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
+  enum class Slides { none, all, some };  // which layers may have a window
+  // An architecture, and what it means where fields are missing, as the classes of transformers have it.
+  struct Family {
+    const char* type;
+    int64_t positions, window;
+    Slides slides;
+  };
+  static constexpr Family families[kinds] = {
+      {"llama", 2048, 0, Slides::none},
+      {"mistral", 131072, 4096, Slides::all},
+      {"qwen2", 32768, 4096, Slides::some},
+      {"qwen3", 32768, 4096, Slides::some},
+      {"mixtral", 131072, 0, Slides::all},
+      {"qwen2_moe", 32768, 4096, Slides::some},
+      {"qwen3_moe", 32768, 4096, Slides::all},
+      {"phi3", 4096, 0, Slides::all},
+      {"gemma", 8192, 0, Slides::none},
+      {"gemma2", 8192, 4096, Slides::some},
+      {"gemma3_text", 131072, 4096, Slides::some},
+      {"gpt2", 1024, 0, Slides::none},
+  };
   static constexpr int64_t large = 1 << 24;
   const Json& json;
   const Fields outer{json, "config.json"};
@@ -156,9 +181,8 @@ struct ConfigReader {
 
  private:
   static Kind kind_of(const std::string& type) {
-    const std::string names[] = {"llama",     "mistral", "qwen2", "qwen3",  "mixtral",     "qwen2_moe",
-                                 "qwen3_moe", "phi3",    "gemma", "gemma2", "gemma3_text", "gpt2"};
-    return type == "gemma3" ? gemma3 : Kind(std::find(std::begin(names), std::end(names), type) - std::begin(names));
+    const auto is = [&](const Family& family) { return type == family.type; };
+    return type == "gemma3" ? gemma3 : Kind(std::find_if(families, families + kinds, is) - families);
   }
 
   void sizes() {
@@ -172,13 +196,13 @@ struct ConfigReader {
     if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
     c.head_dim = is_gpt2 ? c.hidden / c.heads
                          : fields.integer("head_dim", 1, 65536,
-                                          kind == qwen3 || kind == qwen3_moe ? 128
-                                          : is_gemma                         ? 256
-                                                                             : c.hidden / c.heads);
+                                          kind == qwen3 ? 128
+                                          : is_gemma    ? 256
+                                                        : c.hidden / c.heads);
     if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256)
       fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
-    c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024)
-                          : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
+    c.positions =
+        fields.integer(is_gpt2 ? "n_positions" : "max_position_embeddings", 1, 1 << 30, families[kind].positions);
     c.inner =
         is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
     c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1,
@@ -246,24 +270,25 @@ struct ConfigReader {
       c.layers[size_t(i)].experts = std::count(dense.begin(), dense.end(), i) == 0 && (i + 1) % step == 0;
   }
 
-  // Mistral's default is one of 4096, Qwen's says itself whether it is used, and from which layer on.
+  // A window that is null is none. Where all layers are alike, layer_types must not say something else.
   void windows() {
+    const Slides which = families[kind].slides;
     const Json* const types = fields.find("layer_types");
     if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers))
       fields.refuse("layer_types", "not one for each layer");
-    if (is_gpt2 || kind == llama || kind == gemma) return;
-    const bool absent =
-        (inside != nullptr ? *inside : json).find("sliding_window") == (inside != nullptr ? *inside : json).end();
-    int64_t window = fields.integer("sliding_window", 0, 1 << 30, !absent ? 0 : kind == mistral || newer ? 4096 : 0);
-    int64_t first = 0;
-    if (is_qwen) {
-      if (!fields.flag("use_sliding_window", false)) window = 0;
-      first = fields.integer("max_window_layers", 0, 4096, 28);
+    int64_t window = 0, first = 0, period = 0;
+    if (which != Slides::none) {
+      window = fields.integer("sliding_window", 0, 1 << 30, fields.has("sliding_window") ? 0 : families[kind].window);
+      if (is_qwen && !fields.flag("use_sliding_window", false)) window = 0;
+      if (kind == qwen2 || kind == qwen3) first = fields.integer("max_window_layers", 0, 4096, 28);
+      if (kind == gemma2) period = 2;
+      if (kind == gemma3)
+        period =
+            fields.integer("sliding_window_pattern", 1, 4096, fields.integer("_sliding_window_pattern", 1, 4096, 6));
+      fields.ignore({"max_window_layers", "sliding_window_pattern", "_sliding_window_pattern"});
     }
-    const int64_t period = kind == gemma2   ? 2
-                           : kind == gemma3 ? fields.integer("sliding_window_pattern", 1, 4096,
-                                                             fields.integer("_sliding_window_pattern", 1, 4096, 6))
-                                            : 0;
+    if (kind == qwen2_moe && window > 0 && types == nullptr)
+      fields.refuse("layer_types", "missing, and versions of transformers differ in which layers have a window then");
     for (int64_t i = 0; i < layers; ++i) {
       bool slides = period > 0 ? (i + 1) % period != 0 : i >= first;
       if (types != nullptr) {
@@ -271,11 +296,14 @@ struct ConfigReader {
         if (name != "sliding_attention" && name != "full_attention")
           fields.refuse("layer_types", shown(name.dump()) + " is not supported");
         slides = name == "sliding_attention";
+        if (which != Slides::some && slides != (window > 0))
+          fields.refuse("layer_types", "layer " + std::to_string(i) + " has " + name.get<std::string>() +
+                                           ", but all layers of " + type +
+                                           (window > 0 ? " have the window of sliding_window" : " see all keys"));
       }
       c.layers[size_t(i)].window = slides ? window : 0;
       c.layers[size_t(i)].rope = kind == gemma3 && slides ? 1 : 0;
     }
-    fields.ignore({"max_window_layers", "sliding_window_pattern", "_sliding_window_pattern"});
   }
 
   void rotation() {

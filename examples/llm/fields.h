@@ -23,6 +23,7 @@ class Fields {
     const auto at = json_.find(name);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
+  bool has(const std::string& name) const { return json_.contains(name); }  // be it null
   // What changes nothing here.
   void ignore(std::initializer_list<const char*> names) const { read_.insert(names.begin(), names.end()); }
   [[noreturn]] void refuse(const std::string& name, const std::string& why) const {

@@ -22,6 +22,22 @@ std::string refusal(const std::function<void()>& f) {
   return "";
 }
 
+// A golden file's configuration with other fields, of which those that are `gone` are left out.
+const char* const gone = "(gone)";
+Json edited(Json config, const Json& edits) {
+  for (const auto& item : edits.items()) {
+    if (item.value() == gone) config.erase(item.key());
+    else config[item.key()] = item.value();
+  }
+  return config;
+}
+llm::Config config_of(const std::string& golden, const Json& edits) {
+  return llm::read_config(edited(read(golden)["config"], edits));
+}
+std::string why_not(const std::string& golden, const Json& edits) {
+  return refusal([&] { config_of(golden, edits); });
+}
+
 std::string parse(const std::string& bytes) {
   // In a block of exactly this size, so that reading behind it is noticed.
   std::vector<unsigned char> exact(bytes.begin(), bytes.end());
@@ -257,6 +273,82 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   };
   CHECK(load(shards(true)) == "");
   CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
+}
+
+TEST_CASE("windows are those of transformers, also where fields are missing") {
+  const auto windows = [](const char* kind, const Json& edits) {
+    std::vector<int64_t> out;
+    for (const auto& layer : config_of(kind, edits).layers) out.push_back(layer.window);
+    return out;
+  };
+  using All = std::vector<int64_t>;
+  const Json full = {"full_attention", "full_attention"}, slide = {"sliding_attention", "sliding_attention"},
+             mixed = {"sliding_attention", "full_attention"};
+  const auto uses = [](Json more) {
+    more["use_sliding_window"] = true;
+    if (!more.contains("layer_types")) more["layer_types"] = gone;
+    return more;
+  };
+  // Qwen3-MoE has no max_window_layers.
+  CHECK(windows("qwen3_moe", uses({{"sliding_window", 8}})) == All{8, 8});
+  CHECK(windows("qwen3_moe", uses({{"sliding_window", 8}, {"max_window_layers", 28}})) == All{8, 8});
+  CHECK(windows("qwen3_moe", uses({{"sliding_window", gone}})) == All{4096, 4096});
+  for (const char* kind : {"qwen2", "qwen3"}) {
+    INFO(kind);
+    CHECK(windows(kind, uses({{"sliding_window", 8}, {"max_window_layers", 1}})) == All{0, 8});
+    CHECK(windows(kind, uses({{"sliding_window", 8}, {"max_window_layers", gone}})) == All{0, 0});
+    CHECK(windows(kind, uses({{"sliding_window", gone}, {"max_window_layers", 0}})) == All{4096, 4096});
+    CHECK(windows(kind, uses({{"sliding_window", 8}, {"layer_types", mixed}})) == All{8, 0});
+  }
+  CHECK(windows("qwen2_moe", uses({{"sliding_window", gone}, {"layer_types", mixed}})) == All{4096, 0});
+  CHECK(why_not("qwen2_moe", uses({{"sliding_window", 8}})).find("config.json: layer_types: missing") == 0);
+  for (const char* kind : {"qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
+    INFO(kind);
+    CHECK(windows(kind, uses({{"sliding_window", nullptr}, {"max_window_layers", 0}})) == All{0, 0});
+    CHECK(windows(kind, {{"use_sliding_window", false}, {"sliding_window", 8}, {"layer_types", gone}}) == All{0, 0});
+  }
+  CHECK(windows("mistral", {{"sliding_window", gone}}) == All{4096, 4096});
+  CHECK(windows("mistral", {{"sliding_window", nullptr}}) == All{0, 0});
+  // Where all layers are alike, layer_types may only say so.
+  for (const char* kind : {"mistral", "mixtral", "phi3", "qwen3_moe"}) {
+    INFO(kind);
+    for (const bool window : {true, false}) {
+      const auto says = [&](const Json& types) {
+        return why_not(kind, uses({{"sliding_window", window ? Json(8) : Json(nullptr)}, {"layer_types", types}}));
+      };
+      CHECK(says(window ? slide : full) == "");
+      for (const Json& other : {window ? full : slide, mixed})
+        CHECK(says(other).find("config.json: layer_types: ") == 0);
+    }
+  }
+  for (const char* kind : {"llama", "gemma", "gpt2"}) {
+    INFO(kind);
+    CHECK(why_not(kind, {{"layer_types", full}}) == "");
+    for (const Json& other : {slide, mixed, Json{"full_attention", "chunked_attention"}})
+      CHECK(why_not(kind, {{"layer_types", other}}).find("config.json: layer_types: ") == 0);
+  }
+}
+
+TEST_CASE("positions are those of transformers where their number is missing") {
+  const std::map<std::string, int64_t> positions = {{"llama", 2048},      {"mistral", 131072}, {"mixtral", 131072},
+                                                    {"qwen2", 32768},     {"qwen3", 32768},    {"qwen2_moe", 32768},
+                                                    {"qwen3_moe", 32768}, {"phi3", 4096},      {"gemma", 8192},
+                                                    {"gemma2", 8192},     {"gemma3", 131072},  {"gpt2", 1024}};
+  for (const auto& [kind, number] : positions) {
+    INFO(kind);
+    CHECK(config_of(kind, {{"max_position_embeddings", gone}, {"n_positions", gone}}).positions == number);
+  }
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  CHECK(config_of("mistral", {{"max_position_embeddings", gone}, {"rope_parameters", yarn}}).ropes[0].original ==
+        131072);
+  // Phi-3 was trained for 4096 at first unless it says something else, beside its rotation.
+  const char* const name = "original_max_position_embeddings";
+  CHECK(config_of("phi3_long", {{name, 64}}).ropes[0].original == 64);
+  CHECK(why_not("phi3_long", {{name, gone}}).find(std::string("config.json: rope: ") + name + ": 64 is not 4096") == 0);
+  Json long_rope = read("phi3_long")["config"]["rope_parameters"];
+  long_rope.erase(name);
+  CHECK(config_of("phi3_long", {{name, gone}, {"rope_parameters", long_rope}}).ropes[0].original == 4096);
+  CHECK(config_of("qwen3_moe", {{"head_dim", gone}}).head_dim == 8);
 }
 
 TEST_CASE("rope_scaling goes before rope_parameters, which must not say something else") {
