@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <kernels/rope.h>
+#include <kernels/router.h>
+#include <map>
 #include <tuple>
 
 #include "fields.h"
@@ -163,9 +165,10 @@ struct ConfigReader {
   Config all() {
     if (type.empty()) outer.refuse("model_type", "missing");
     if (kind == kinds) outer.refuse("model_type", "the architecture " + shown(type) + " is not supported");
-    if (outer.find("quantization_config") != nullptr)
-      outer.refuse("quantization_config",
-                   "files of quantized weights are not supported; quantize at load with --weights");
+    for (const char* name : {"quantization_config", "quantization"}) {
+      if (outer.find(name) != nullptr || fields.find(name) != nullptr)
+        outer.refuse(name, "files of quantized weights are not supported; quantize at load with --weights");
+    }
     c.architecture = type;
     sizes();
     c.layers.resize(size_t(layers));
@@ -174,8 +177,11 @@ struct ConfigReader {
     windows();
     rotation();
     others();
-    fields.refuse_unread_rotation();
-    c.unread = fields.unread();
+    for (const Fields* all : {&fields, &outer}) {
+      if (all == &outer && inside == nullptr) continue;
+      all->refuse_unread(neutral());
+      for (const std::string& name : all->unread()) c.unread.push_back(name);
+    }
     return c;
   }
 
@@ -230,16 +236,15 @@ struct ConfigReader {
     const bool attention_bias = !is_gpt2 && kind != qwen2 && kind != qwen2_moe && fields.flag("attention_bias", false);
     c.qkv_bias = attention_bias || kind == qwen2 || is_gpt2 || (kind == qwen2_moe && fields.flag("qkv_bias", true));
     c.output_bias = attention_bias || is_gpt2;
-    if (kind == llama) fields.must_be("mlp_bias", false);
     if (is_gemma) c.embedding_scale = float(std::sqrt(double(c.hidden)));
     c.score_scale = 1 / std::sqrt(float(c.head_dim));
     if (newer) {
       c.score_scale = float(1 / std::sqrt(fields.number("query_pre_attn_scalar", 1e-3, 1e6, 256)));
-      c.score_cap = float(fields.number("attn_logit_softcapping", 1e-3, 1e6,
-                                        kind == gemma2 && json.find("attn_logit_softcapping") == json.end() ? 50 : 0));
-      c.logit_cap = float(fields.number("final_logit_softcapping", 1e-3, 1e6,
-                                        kind == gemma2 && json.find("final_logit_softcapping") == json.end() ? 30 : 0));
-      fields.must_be("use_bidirectional_attention", false);
+      const auto cap = [&](const char* name, double otherwise) {
+        return float(fields.number(name, 1e-3, 1e6, kind == gemma2 && !fields.has(name) ? otherwise : 0));
+      };
+      if (kind == gemma2) c.score_cap = cap("attn_logit_softcapping", 50);
+      c.logit_cap = cap("final_logit_softcapping", 30);
     }
     if (is_gpt2) {
       fields.must_be("scale_attn_weights", true);
@@ -364,7 +369,26 @@ struct ConfigReader {
            "rope_interleaved", "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type",
            "tie_word_embeddings", "text_config", "vision_config", "head_dim", "is_decoder",
            "cross_attention_hidden_size", "classifier_dropout"});
+    outer.ignore({"mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index"});
     fields.must_be("rope_interleaved", false);
+  }
+
+  // Fields that change the computation of some architecture, each with the value that does not change that of this one.
+  std::map<std::string, Json> neutral() const {
+    return {{"alibi", false},
+            {"attention_multiplier", nullptr},
+            {"attn_logit_softcapping", nullptr},
+            {"embedding_multiplier", 1},
+            {"final_logit_softcapping", nullptr},
+            {"is_causal", true},
+            {"logits_scaling", 1},
+            {"mlp_bias", false},
+            {"position_embedding_type", is_gpt2 ? "absolute" : "rope"},
+            {"residual_multiplier", 1},
+            {"use_bidirectional_attention", false},
+            {"use_mrope", false},
+            {"use_qk_norm", c.head_norms},
+            {"use_rope", !is_gpt2}};
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -83,22 +84,28 @@ class Fields {
     if (flag(name, value) != value) refuse(name, value ? "false is not supported" : "true is not supported");
   }
 
+  // Those that say something.
   std::vector<std::string> unread() const {
     std::vector<std::string> out;
     for (const auto& item : json_.items()) {
-      if (read_.count(item.key()) == 0) out.push_back(item.key());
+      if (read_.count(item.key()) == 0 && !item.value().is_null()) out.push_back(item.key());
     }
     return out;
   }
-  // What nobody has read must not say how positions are rotated or results scaled: that shows late, and only in some
-  // texts.
-  void refuse_unread_rotation() const {
+  // What nobody has read must not change the computation, as the fields of `neutral` do with another value than theirs,
+  // and fields that by their names say how positions are rotated or results scaled: that shows late, and only in some
+  // texts. Of the latter a scale of 1, a scaling that is off, and the lack of layers without rotation are neutral.
+  void refuse_unread(const std::map<std::string, Json>& neutral) const {
     for (const std::string& name : unread()) {
       const Json& value = json_.at(name);
-      const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-      const bool neutral = value.is_null() || value == false || value == 1;
-      if (!neutral && (has("rope") || has("rotary") || has("scaling")))
-        refuse(shown(name), shown(value.dump()) + " is not supported for this architecture");
+      const auto says = [&](const char* part) { return name.find(part) != std::string::npos; };
+      const auto known = neutral.find(name);
+      if (known == neutral.end() && !says("rope") && !says("rotary") && !says("scaling")) continue;
+      const bool scale = says("scal"), share = says("pct") || says("percent") || says("ratio") || says("factor");
+      const bool one = value == 1 && (scale || share), off = value == false && (scale || name.rfind("no_", 0) == 0);
+      const bool changes = known != neutral.end() ? value != known->second : !one && !off;
+      if (changes) refuse(shown(name), shown(value.dump()) + " is not supported for this architecture");
+      ignore({name.c_str()});
     }
   }
 

@@ -129,14 +129,6 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
     config["mlp_only_layers"] = {0};
     CHECK(!llm::read_config(config).layers[0].experts);
   }
-  // What says how positions are rotated is not left out silently, unless it changes nothing.
-  for (const char* name : {"no_rope_layers", "rotary_pct", "logits_scaling", "rope_ratio", "my_rotary_base"}) {
-    INFO(name);
-    CHECK(with(name, 2.0).find(std::string("config.json: ") + name) != std::string::npos);
-    CHECK(with(name, {0, 1}).find(name) != std::string::npos);
-    CHECK(with(name, true).find(name) != std::string::npos);
-    for (const Json& neutral : {Json(nullptr), Json(false), Json(1.0), Json(1)}) CHECK(with(name, neutral) == "");
-  }
   CHECK(with("wobble", 2.0) == "");  // a line says that it is not read
   CHECK(with("original_max_position_embeddings", 64).find("original_max_position_embeddings") != std::string::npos);
   CHECK(with("original_max_position_embeddings", golden["config"]["max_position_embeddings"]) == "");
@@ -273,6 +265,70 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   };
   CHECK(load(shards(true)) == "");
   CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
+}
+
+TEST_CASE("fields that change the computation elsewhere are refused, unless their value changes nothing") {
+  const Json one = {1, 1.0}, off = {false}, none = Json::array();
+  const std::map<std::string, Json> neutral = {{"no_rope_layers", off},
+                                               {"no_rope_layer_interval", off},
+                                               {"rope", none},
+                                               {"my_rotary_base", none},
+                                               {"use_mrope", off},
+                                               {"use_rope", {true}},
+                                               {"rotary_pct", one},
+                                               {"rope_ratio", one},
+                                               {"use_scaled_rope_scaling", {false, 1, 1.0}},
+                                               {"logits_scaling", one},
+                                               {"embedding_multiplier", one},
+                                               {"residual_multiplier", one},
+                                               {"attention_multiplier", none},
+                                               {"attn_logit_softcapping", none},
+                                               {"final_logit_softcapping", none},
+                                               {"use_qk_norm", off},
+                                               {"alibi", off},
+                                               {"mlp_bias", off},
+                                               {"is_causal", {true}},
+                                               {"use_bidirectional_attention", off},
+                                               {"position_embedding_type", {"rope"}},
+                                               {"quantization", none},
+                                               {"quantization_config", none}};
+  const Json values = {true, false, 0, 1, 1.0, 2.0, "rope", "alibi", {0, 1}, {{"bits", 4}}};
+  for (const char* kind : {"llama", "gemma", "qwen2"}) {
+    const Json config = read(kind)["config"];
+    for (const auto& [name, allowed] : neutral) {
+      for (const Json& value : values) {
+        INFO(kind << " " << name << " " << value);
+        const bool may = std::find(allowed.begin(), allowed.end(), value) != allowed.end();
+        const std::string why = refusal([&] { llm::read_config(edited(config, {{name, value}})); });
+        CHECK((may ? why == "" : why.find("config.json: " + name + ": ") == 0));
+      }
+      CHECK(llm::read_config(edited(config, {{name, nullptr}})).unread.empty());
+    }
+    CHECK(llm::read_config(edited(config, {{"wobble", nullptr}})).unread.empty());
+    CHECK(llm::read_config(edited(config, {{"wobble", 1}})).unread == std::vector<std::string>{"wobble"});
+  }
+  CHECK(why_not("qwen3", {{"use_qk_norm", true}}) == "");
+  CHECK(why_not("gpt2", {{"position_embedding_type", "absolute"}}) == "");
+  CHECK(why_not("gpt2", {{"position_embedding_type", "rope"}}).find("config.json: position_embedding_type: ") == 0);
+  // Gemma 3's caps, of which transformers passes one on.
+  CHECK(why_not("gemma3", {{"attn_logit_softcapping", 50}}).find("config.json: attn_logit_softcapping: ") == 0);
+  CHECK(config_of("gemma3", {{"final_logit_softcapping", 30}}).logit_cap == 30);
+  // What stands beside the text model's fields.
+  const auto beside = [&](const Json& fields) {
+    return edited({{"model_type", "gemma3"}, {"text_config", read("gemma3")["config"]}, {"mm_tokens_per_image", 256}},
+                  fields);
+  };
+  for (const char* name : {"rope_scaling", "final_logit_softcapping", "use_bidirectional_attention", "quantization"}) {
+    INFO(name);
+    const Json value = name == std::string("rope_scaling") ? Json{{"factor", 8}} : Json(true);
+    const std::string why = refusal([&] { llm::read_config(beside({{name, value}})); });
+    CHECK(why.find(std::string("config.json: ") + name + ": ") == 0);
+    CHECK(llm::read_config(beside({{name, nullptr}})).unread.empty());
+  }
+  CHECK(llm::read_config(beside({{"wobble", 1}})).unread == std::vector<std::string>{"wobble"});
+  Json both = beside(Json::object());
+  both["text_config"]["quantization"] = {{"bits", 4}};
+  CHECK(refusal([&] { llm::read_config(both); }).find("config.json: quantization: ") == 0);
 }
 
 TEST_CASE("windows are those of transformers, also where fields are missing") {
