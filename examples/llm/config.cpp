@@ -12,14 +12,6 @@
 namespace llm {
 namespace {
 
-Activation activation_of(const Fields& fields, const std::string& field, const std::string& otherwise) {
-  const std::string name = fields.text(field, otherwise);
-  if (name == "silu" || name == "swish") return Activation::silu;
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast") return Activation::gelu_tanh;
-  if (name == "gelu") return Activation::gelu_erf;
-  fields.refuse(field, "the activation " + shown(name) + " is not supported");
-}
-
 std::string rope_type(const Fields& fields, const std::string& architecture) {
   const std::string type = fields.text("rope_type", fields.text("type", "default"));
   fields.ignore({"type"});
@@ -214,17 +206,23 @@ struct ConfigReader {
     c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1,
                                 kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
     c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
-    c.activation = is_gpt2 ? activation_of(fields, "activation_function", "gelu_new")
-                   : newer ? activation_of(fields, "hidden_activation", "gelu_pytorch_tanh")
-                           : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
-    if (kind == gemma)
-      c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
-    fields.ignore({"hidden_act", "hidden_activation"});
-    if (c.activation == Activation::gelu_erf)
-      fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
+    activation();
     for (const Json* from : {inside, &json}) {
       if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id", "config.json")) c.eos.push_back(id);
     }
+  }
+
+  // Gemma's first files say gelu and mean the one with tanh.
+  void activation() {
+    const char* const field = is_gpt2 ? "activation_function" : newer ? "hidden_activation" : "hidden_act";
+    const std::string name = fields.text(field, is_gpt2 ? "gelu_new" : is_gemma ? "gelu_pytorch_tanh" : "silu");
+    const bool silu = name == "silu" || name == "swish";
+    const bool tanh =
+        name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast" || (kind == gemma && name == "gelu");
+    if (!(silu && !is_gpt2) && !(tanh && !is_moe))
+      fields.refuse(field, "the activation " + shown(name) + " is not supported in feed-forward layers of " + type);
+    c.activation = silu ? Activation::silu : Activation::gelu_tanh;
+    fields.ignore({"hidden_act", "hidden_activation"});
   }
 
   void parts() {
@@ -256,15 +254,18 @@ struct ConfigReader {
 
   void experts() {
     if (!is_moe) return;
-    c.experts = fields.integer("num_local_experts", 1, 65536,
-                               fields.integer("num_experts", 1, 65536,
+    c.experts = fields.integer("num_local_experts", 1, kernels::kMaxExperts,
+                               fields.integer("num_experts", 1, kernels::kMaxExperts,
                                               kind == mixtral     ? 8
                                               : kind == qwen2_moe ? 60
                                                                   : 128));  // transformers 5 writes either
-    c.experts_per_token = fields.integer("num_experts_per_tok", 1, c.experts,
+    c.experts_per_token = fields.integer("num_experts_per_tok", 1, kernels::kMaxTopK,
                                          kind == mixtral     ? 2
                                          : kind == qwen2_moe ? 4
                                                              : 8);
+    if (c.experts_per_token > c.experts)
+      fields.refuse("num_experts_per_tok", std::to_string(c.experts_per_token) + " is more than the " +
+                                               std::to_string(c.experts) + " experts that there are");
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;
     c.shares_add_to_one = kind == mixtral || fields.flag("norm_topk_prob", false);

@@ -130,7 +130,7 @@ class Model::Loader {
                   "device; " + build);
     if (Type(type) == Type::i4 && cols % kGroup != 0)
       throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
-                  std::to_string(kGroup) + ", which int4 needs");
+                  std::to_string(kGroup) + ", which int4 needs; --weights int8 takes any rows");
     return Type(type);
   }
   void count(Type stored, Type type, bool quantize) {

@@ -407,6 +407,43 @@ TEST_CASE("positions are those of transformers where their number is missing") {
   CHECK(config_of("qwen3_moe", {{"head_dim", gone}}).head_dim == 8);
 }
 
+TEST_CASE("activations and numbers of experts that are not supported are refused by the name of their field") {
+  const auto refuses = [](const char* kind, const char* field, const Json& value) {
+    return why_not(kind, {{field, value}}).find(std::string("config.json: ") + field + ": ") == 0;
+  };
+  for (const char* gelu : {"gelu", "silu", "relu"}) CHECK(refuses("gpt2", "activation_function", gelu));
+  for (const char* kind : {"gemma2", "gemma3"}) CHECK(refuses(kind, "hidden_activation", "gelu"));
+  CHECK(refuses("llama", "hidden_act", "gelu"));
+  CHECK(config_of("llama", {{"hidden_act", "gelu_new"}}).activation == llm::Activation::gelu_tanh);
+  CHECK(config_of("gemma", {{"hidden_act", "gelu"}}).activation == llm::Activation::gelu_tanh);
+  CHECK(config_of("gemma", {{"hidden_act", "silu"}}).activation == llm::Activation::silu);
+  for (const char* kind : {"mixtral", "qwen2_moe", "qwen3_moe"}) {
+    INFO(kind);
+    CHECK(refuses(kind, "hidden_act", "gelu_pytorch_tanh"));
+    CHECK(refuses(kind, "num_experts_per_tok", 7));
+    CHECK(refuses(kind, "num_experts_per_tok", 33));
+    CHECK(refuses(kind, "num_local_experts", 513));
+    CHECK(refuses(kind, "num_experts", 513));
+    CHECK(why_not(kind, {{"num_local_experts", 512}, {"num_experts_per_tok", 32}}) == "");
+  }
+  const Json few = {{"num_local_experts", 1}, {"num_experts", 1}, {"num_experts_per_tok", gone}};
+  for (const char* kind : {"mixtral", "qwen2_moe", "qwen3_moe"})
+    CHECK(why_not(kind, few).find("config.json: num_experts_per_tok: ") == 0);
+}
+
+TEST_CASE("weights that int4 cannot hold are refused with the type that can") {
+  const ModelFolder folder(read("llama"));  // rows of 48
+  llm::Settings settings;
+  settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.context = 60;
+  const auto load = [&](const char* weights) {
+    settings.weights = weights;
+    return refusal([&] { llm::Session(settings).load(1); });
+  };
+  CHECK(load("int4").find("down_proj.weight: rows of 48 weights are no whole groups of 32, which int4 needs; --weights "
+                          "int8 takes any rows") != std::string::npos);
+  CHECK(load("int8") == "");
+}
+
 TEST_CASE("rope_scaling goes before rope_parameters, which must not say something else") {
   const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}},
              plain = {{"rope_type", "default"}, {"rope_theta", 1e6}};
