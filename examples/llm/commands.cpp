@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <sstream>
 
 namespace llm {
 namespace {
@@ -81,6 +82,29 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   return 0;
 }
 
+namespace {
+
+// How positions are rotated, and what makes layers differ from each other: what a file's fields have been taken for.
+std::string described(const RopeConfig& rope) {
+  std::ostringstream out;
+  out << rope.type << ", theta " << rope.theta;
+  if (rope.type != "default") out << ", factor " << rope.factor;
+  if (rope.type != "default" && rope.type != "linear") out << ", trained for " << int64_t(rope.original);
+  return out.str();
+}
+
+std::string described(const Config& c, int64_t sliding, int64_t window, int64_t sparse) {
+  std::ostringstream out;
+  const auto some = [&](int64_t n) { return std::to_string(n) + " of " + std::to_string(c.layers.size()) + " with "; };
+  if (sliding == 0) out << "no windows";
+  else out << some(sliding) << "a window of " << window << " keys";
+  if (sparse > 0) out << ", " << some(sparse) << c.experts << " experts, " << c.experts_per_token << " for a token";
+  out << "; the head is " << (c.tied ? "the embedding" : "its own");
+  return out.str();
+}
+
+}  // namespace
+
 int info(const Settings& settings, int64_t texts) {
   Session session(settings);
   const Config& c = session.config;
@@ -90,7 +114,16 @@ int info(const Settings& settings, int64_t texts) {
   for (const int32_t id : session.stops)
     ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));
   const auto mb = [](size_t bytes) { return double(bytes) / 1e6; };
+  int64_t sliding = 0, window = 0, sparse = 0;
+  for (const LayerConfig& layer : c.layers)
+    sliding += layer.window > 0, window = std::max(window, layer.window), sparse += layer.experts;
   if (settings.json) {
+    Json ropes = Json::array();
+    for (const RopeConfig& rope : c.ropes) {
+      if (!c.learned_positions)
+        ropes.push_back(
+            {{"type", rope.type}, {"theta", rope.theta}, {"factor", rope.factor}, {"original", rope.original}});
+    }
     const Json out = {{"architecture", c.architecture},
                       {"layers", c.layers.size()},
                       {"hidden", c.hidden},
@@ -100,6 +133,13 @@ int info(const Settings& settings, int64_t texts) {
                       {"inner", c.inner},
                       {"vocabulary", c.vocabulary},
                       {"positions", c.positions},
+                      {"ropes", ropes},
+                      {"window", window},
+                      {"layers_with_window", sliding},
+                      {"experts", c.experts},
+                      {"experts_per_token", c.experts_per_token},
+                      {"layers_with_experts", sparse},
+                      {"tied", c.tied},
                       {"context", plan.context},
                       {"texts", texts},
                       {"stop_tokens", session.stops},
@@ -119,8 +159,11 @@ int info(const Settings& settings, int64_t texts) {
       c.architecture.c_str(), c.layers.size(), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
       static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
       static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
+  const std::string windows = c.ropes.size() > 1 ? "; with a window " + described(c.ropes[1]) : "";
   std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions),
-              c.learned_positions ? "none: learned" : c.ropes[0].type.c_str(), ends.empty() ? "nothing" : ends.c_str());
+              c.learned_positions ? "none: learned" : (described(c.ropes[0]) + windows).c_str(),
+              ends.empty() ? "nothing" : ends.c_str());
+  std::printf("layers     %s\n", described(c, sliding, window, sparse).c_str());
   std::printf("chat       %s\n",
               session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
   std::printf("device     %s\n", session.device->name().c_str());

@@ -136,8 +136,10 @@ expect 'Ctrl-C' says 'tokens/s'
 
 run info
 expect 'info' prints '^memory .* of weights .* of keys and values for 512 tokens.* are free'
+expect 'info' prints '^positions  512, rope default, theta 10000; '
+expect 'info' prints '^layers     no windows; the head is the embedding$'
 run info --json --weights int8
-expect 'info in JSON' prints '"architecture":"llama".*"vocabulary":2048'
+expect 'info in JSON' prints '"architecture":"llama".*"ropes":\[\{"factor":1\.0,"original":512\.0,.*"tied":true,"vocabulary":2048,"window":0'
 run info --texts 8
 expect 'info of several texts' prints 'for 512 tokens of each of 8 texts'
 run info --context 1000000000
@@ -245,6 +247,14 @@ done
 beside tokenizer_config.json '{"tokenizer_class": "LlamaTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "add_eos_token": true}'
 run generate --temperature 0 -n 2 -q --json '<|endoftext|>One'
 expect 'a text that begins with BOS and ends with EOS' prints '"prompt_ids":\[0,[1-9][0-9,]*,0\]'
+
+# The model as one with windows and a scaled rotation.
+beside config.json "$(sed -E 's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 100, "wobble": null, "rope_scaling": {"rope_type": "yarn", "factor": 4}/' \
+  "$work/beside/config.json")"
+run info
+expect 'info of windows' prints '^layers     5 of 5 with a window of 100 keys; the head is the embedding$'
+expect 'info of a scaled rotation' prints ', rope yarn, theta 10000, factor 4, trained for 512; '
+expect 'fields that are null, or off' test "$(grep -c '^config.json' "$work/err")" -eq 0
 
 model=$work/nothing
 run generate x
