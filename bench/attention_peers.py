@@ -20,6 +20,7 @@ except ImportError as error:
 from torch_timing import Graph, arguments, found, in_turns, row_of, save
 
 TOKENS = 16384
+E4M3 = torch.float8_e4m3fn
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")  # its own package, and one of its forward calls alone
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -29,18 +30,21 @@ class OwnCalls:
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
-        for name in ("kernels_attention", "kernels_decode"):
+        for name in ("kernels_attention", "kernels_attention_in_8_bits", "kernels_decode"):
             getattr(self.library, name).restype = ctypes.c_char_p
         self.library.kernels_decode_bytes.restype = ctypes.c_int64
 
     def __call__(self, queries, keys, values, causal):
         batch, count, heads, dim = queries[0].shape
         length, kv_heads, v_dim = values[0].shape[1:]
-        outs = [q.new_empty(batch, count, heads, v_dim) for q in queries]
+        in_8_bits = queries[0].dtype == E4M3
+        outs = [q.new_empty(batch, count, heads, v_dim, dtype=torch.bfloat16 if in_8_bits else q.dtype) for q in queries]
         if count == 1:
             sizes = (batch, length, heads, kv_heads)
             room = torch.empty(self.library.kernels_decode_bytes(*map(ctypes.c_int64, (batch, heads, kv_heads))), dtype=torch.uint8, device="cuda")
             function, memory, last = self.library.kernels_decode, [room], int(queries[0].dtype == torch.float16)
+        elif in_8_bits:
+            sizes, function, memory, last = (batch, length, heads, kv_heads), self.library.kernels_attention_in_8_bits, [], int(causal)
         else:
             sizes, function, memory, last = (batch, length, heads, kv_heads, dim, v_dim), self.library.kernels_attention, [], int(causal)
 
@@ -66,7 +70,11 @@ def of_pytorch(who, queries, keys, values, causal):
 def of_flash_attn(module, queries, keys, values, causal):
     if queries[0].shape[1] == 1:
         return lambda i: module.flash_attn_with_kvcache(queries[i], keys[i], values[i], cache_seqlens=keys[i].shape[1])
-    return lambda i: module.flash_attn_func(queries[i], keys[i], values[i], causal=causal)
+    scales = {}
+    if queries[0].dtype == E4M3:
+        one = torch.ones(queries[0].shape[0], keys[0].shape[2], device="cuda")
+        scales = {"q_descale": one, "k_descale": one, "v_descale": one}
+    return lambda i: module.flash_attn_func(queries[i], keys[i], values[i], causal=causal, **scales)
 
 
 def of_flashinfer(module, queries, keys, values, causal):
@@ -116,7 +124,7 @@ def prepared(who, make, queries, keys, values, causal, calls):
             if causal:
                 logits = logits.masked_fill(torch.arange(k.shape[0], device="cuda") > torch.arange(q.shape[0], device="cuda")[:, None], -torch.inf)
             expected = torch.softmax(logits, -1) @ v
-            if not (got - expected).abs().max() <= 0.02 * expected.abs().max():
+            if not (got - expected).abs().max() <= (0.1 if queries[0].dtype == E4M3 else 0.02) * expected.abs().max():
                 raise RuntimeError("its result is wrong")
         return Graph([lambda i=i: call(i) for i in range(len(queries))], calls)
 
@@ -125,7 +133,8 @@ def timed(made, queries, keys, values, causal, calls):
     """{who: figures, or why there are none}."""
     graphs, figures = {}, {}
     for who, make in made.items():
-        if who == "flash_attention_2" and keys[0].shape[3] != values[0].shape[3]:  # that of PyTorch does not take these
+        # Those of PyTorch do not take these.
+        if who in WHO and queries[0].dtype == E4M3 or who == "flash_attention_2" and keys[0].shape[3] != values[0].shape[3]:
             continue
         try:
             graphs[who] = prepared(who, make, queries, keys, values, causal, calls)
@@ -138,9 +147,9 @@ def timed(made, queries, keys, values, causal, calls):
     return {**figures, **in_turns(graphs, 9)}
 
 
-def measure(dim, v_dim, heads, kv_heads, length, causal, made):
+def measure(dim, v_dim, heads, kv_heads, length, causal, made, dtype=torch.bfloat16):
     def random(count, dim):
-        return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16)
+        return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16).to(dtype)
 
     operations = 2.0 * TOKENS * length * heads * (dim + v_dim) * (0.5 if causal else 1)
     sets = [(random(heads, dim), random(kv_heads, dim), random(kv_heads, v_dim)) for _ in range(3)]
@@ -191,6 +200,10 @@ def main():
                 for length in lengths:
                     add(f"attention/bf16/d{columns}x{grouped}x{length}/{'causal' if causal else 'full'}",
                         lambda: measure(dim, v_dim, heads, kv_heads, length, causal, made))
+        for causal in (False, True):
+            for length in lengths:
+                add(f"attention/fp8-products/d128x16x{length}/{'causal' if causal else 'full'}",
+                    lambda: measure(128, 128, 16, 16, length, causal, made, E4M3))
         for dtype, name, kv_heads in kinds[:1] if options.quick else kinds:
             for batch, length in batches[1:5:3] if options.quick else batches:
                 add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense",

@@ -49,6 +49,20 @@ extern "C" const char* kernels_attention(cudaStream_t stream, const void* q, con
   return reason(causal != 0 ? run(k::causal()) : run(k::no_mask()));
 }
 
+// Of float8_e4m3, results of bfloat16, heads of 128 columns.
+extern "C" const char* kernels_attention_in_8_bits(cudaStream_t stream, const void* q, const void* key,
+                                                   const void* value, void* out, int64_t batch, int64_t length,
+                                                   int64_t heads, int64_t kv_heads, int causal) {
+  constexpr int kDim = 128;
+  using T = k::float8_e4m3;
+  const auto run = [&](const auto& score) {
+    return k::attention<kDim>(stream, load<kDim, T>(q, heads), sequences<kDim, T>(key, value, length, kv_heads),
+                              store<k::bfloat16>(out, heads * kDim), {batch, length, heads, kv_heads, kDim}, score,
+                              k::Attention{}.in_8_bits());
+  };
+  return reason(causal != 0 ? run(k::causal()) : run(k::no_mask()));
+}
+
 // One query of each sequence, heads of 128 columns, of halves or of bfloat16.
 extern "C" const char* kernels_decode(cudaStream_t stream, const void* q, const void* key, const void* value, void* out,
                                       void* memory, int64_t bytes, int64_t batch, int64_t length, int64_t heads,
