@@ -47,31 +47,40 @@ struct PrefillWork {
     bool raised;
   };
 
-  // Of masks that lie in memory: a bit for each key of a tile, from the first one of a lane on.
+  // Of masks that lie in memory: 32 keys of each of a lane's rows. The four lanes that have these rows have other keys.
   struct MaskWords {
-    static constexpr int kRuns = (kKeys + 31) / 32;
-    uint32_t visible[kTiles][2][kRuns];
+    uint32_t mine[kTiles][2];
   };
   __device__ __forceinline__ auto fetch_masks([[maybe_unused]] const P& p, [[maybe_unused]] const PrefillRows& rows,
                                               [[maybe_unused]] int pos) const {
     if constexpr (!score_masks_runs<S>) {
       return Nothing();
     } else {
+      static_assert(kKeys <= 128, "32 for each of four lanes");
       MaskWords masks;
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           ScoreAt at = score_at(rows, row(i, half));
-          KERNELS_UNROLL
-          for (int run = 0; run < MaskWords::kRuns; ++run) {
-            at.key = pos + run * 32;
-            masks.visible[i][half][run] = keys_visible(p.score, at) >> (threadIdx.x % 4 * 2);
-          }
+          at.key = pos + int(threadIdx.x % 4) * 32;
+          masks.mine[i][half] = keys_visible(p.score, at);
         }
       }
       return masks;
     }
+  }
+  // The bits of the logits that a lane has of a row, in their order.
+  static __device__ __forceinline__ unsigned bits_of(uint32_t mine) {
+    unsigned bits = 0;
+    KERNELS_UNROLL
+    for (int run = 0; run < (kKeys + 31) / 32; ++run) {
+      const unsigned word = __shfl_sync(0xffffffffu, mine, (threadIdx.x & 28) + run) >> (threadIdx.x % 4 * 2);
+      // Of each byte the two lowest, one behind the other in the highest byte.
+      const unsigned eight = (word & 0x03030303u) * 0x01041040u;
+      bits = __byte_perm(bits, eight, run == 0 ? 0x3217 : run == 1 ? 0x3270 : run == 2 ? 0x3710 : 0x7210);
+    }
+    return bits;
   }
 
   // Logits become weights.
@@ -103,9 +112,11 @@ struct PrefillWork {
       if (!kFull && !(p.scale > kSmallScale)) each([&](int, int, int, float& logit) { logit *= p.scale; });
     }
     if constexpr (score_masks_runs<S>) {
-      each([&](int i, int j, int x, float& logit) {
-        if ((masks.visible[i][x / 2][j / 4] >> (j % 4 * 8 + x % 2) & 1) == 0) logit = -infinity<float>();
-      });
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) hide_others(i, half, 0, bits_of(masks.mine[i][half]));
+      }
     }
     if (!whole) mask_logits(row_keys, pos);
     if constexpr (!kAhead) raise_largest(look);
@@ -165,15 +176,18 @@ struct PrefillWork {
         const RowKeys seen = seen_of(row_keys, row(i, half), pos + lane % 4 * 2);
         KERNELS_UNROLL
         for (int first = 0; first < kKeys; first += 128) {
-          const unsigned visible = bits_ahead(seen.end - first) & ~bits_ahead(seen.begin - first);
-          KERNELS_UNROLL
-          for (int j = first / 8; j < lesser(kKeys, first + 128) / 8; ++j) {
-            KERNELS_UNROLL
-            for (int x = 0; x < 2; ++x) {
-              if ((visible >> (j % 16 * 2 + x) & 1) == 0) logits[i][j][half * 2 + x] = -infinity<float>();
-            }
-          }
+          hide_others(i, half, first, bits_ahead(seen.end - first) & ~bits_ahead(seen.begin - first));
         }
+      }
+    }
+  }
+  // Of the logits of a row from key `first` of the tile on, up to 128 of them, those whose bit is 0 do not count.
+  __device__ __forceinline__ void hide_others(int i, int half, int first, unsigned visible) {
+    KERNELS_UNROLL
+    for (int j = first / 8; j < lesser(kKeys, first + 128) / 8; ++j) {
+      KERNELS_UNROLL
+      for (int x = 0; x < 2; ++x) {
+        if ((visible >> (j % 16 * 2 + x) & 1) == 0) logits[i][j][half * 2 + x] = -infinity<float>();
       }
     }
   }
