@@ -25,11 +25,13 @@
 // with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of
 // one warp, and with masks gives tiles of queries to blocks that ask. Tried here, in turns with what is here, on an
 // H100: a producer of which one warp alone asks for boxes (8 % slower: the groups get in each other's way); keys and
-// values awaited as soon as the product before is done (505 us for 443); the next tile of queries asked for when this
-// one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results that the TMA unit takes row by row, not in boxes
-// (454 us for 432); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512 keys, causal,
-// 4 % faster, 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit takes results);
-// the bits of their masks ahead of the wait for logits (no difference).
+// values awaited as soon as the product before is done (505 us for 443); results that the TMA unit takes row by row,
+// not in boxes (454 us for 432); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512
+// keys, causal, 4 % faster, 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit
+// takes results); the bits of their masks ahead of the wait for logits (no difference). On an H200, causal, 32 heads on
+// 8, 1,024 keys, 275 us: first logits of the next tile of queries beside the results of this one (285); products that
+// leave out the half of a tile's keys that no row of a group sees (271, 4,096 keys the same); three groups and 96 or 80
+// keys a tile (330, 295).
 //
 // Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
 // 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at
