@@ -16,8 +16,8 @@ printf '#include "%s"\n' "$@" > "$all.cu"
 build=("$nvcc" -std=c++17 -Werror all-warnings "${flags[@]}" -I "$include_dir" "$all.cu")
 if [[ $how == look ]]; then
   bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "${build[@]}" -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$all.ptx"
-elif [[ $how == link ]]; then  # at -O0 functions have as many registers as their callers
-  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -rdc=true -Xcicc -O1 -Xptxas -O1 -Xcompiler -O0 -c -o "$all.o"
+elif [[ $how == link ]]; then  # what is not optimized calls functions that are inlined otherwise
+  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -rdc=true -Xcompiler -O0 -c -o "$all.o"
   "$nvcc" -gencode "arch=compute_$arch,code=sm_$arch" -dlink "$all.o" -o "$all.linked.o"
 else  # the assembler takes longer for code of -O0
   "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -Xcicc -O1 -Xptxas -O0 -cubin -o "$all.cubin"

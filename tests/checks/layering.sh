@@ -71,6 +71,7 @@ while read -r file; do
   }
   forbid '\basm\b|\b__asm' 'arch/*' 'asm stands in arch/ only'
   forbid '__CUDA_ARCH__|__CUDA_ARCH_' '@(arch/arch.cuh|core/macros.h)' 'only arch/arch.cuh and core/macros.h look at __CUDA_ARCH__'
+  forbid '__noinline__' core/macros.h 'functions of kernels that are called are KERNELS_CALLED: with -rdc=true they may not be'
   forbid '^using +namespace\b' '' 'a header must not open a namespace for its users'
   forbid '\bstd::(cout|cerr)\b|\bf?printf *\(|\babort *\(|\bthrow\b' '' 'the library neither prints, aborts nor throws'
   grep -q '^#pragma once$' "$file" || fail "$file: no #pragma once"
