@@ -1,6 +1,8 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cstring>
 
 #include "tokenizer_parts.h"
 
@@ -10,41 +12,157 @@ namespace {
 
 constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// \s and \S as Oniguruma, which the files are written for, understands them: PCRE2's take U+180E for a space.
-std::string translated(const std::string& pattern, const std::string& what) {
-  const std::string spaces =
-      "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-  std::string out;
-  bool in_class = false;
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char next = pattern[++i];
-      if (next == 's') out += in_class ? spaces : "[" + spaces + "]";
-      else if (next == 'S' && in_class) throw Error(what + ": \\S in a class of characters is not supported");
-      else if (next == 'S') out += "[^" + spaces + "]";
-      else (out += c) += next;
-      continue;
-    }
-    if (c == '[' && in_class && (i + 1 >= pattern.size() || pattern[i + 1] != ':')) {
-      // In Oniguruma a class in a class.
-      throw Error(what + ": a class of characters within another one is not supported");
-    }
-    if (c == '[') in_class = true;
-    if (c == ']') in_class = false;
-    out += c;
-  }
-  return out;
+constexpr const char* kSpaces =
+    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+// As is_word() has them, but for joiners; outside of classes also the exponents and fractions of Latin-1.
+constexpr const char* kWordCharacters =
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}"
+    "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+constexpr const char* kWordNumbers = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
+
+bool can_be_compiled(const std::string& pattern) {
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  pcre2_code* const code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF, &error, &at, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
 }
+
+// A pattern for PCRE2 that means what Oniguruma, which the files are written for, understands by this one, in the
+// syntax of Ruby. What both read in other ways, and models do without, is refused by name.
+class Translation {
+ public:
+  Translation(const std::string& pattern, const std::string& what) : pattern_(pattern), what_(what) {}
+
+  std::string all() {
+    while (at_ < pattern_.size()) {
+      if (now() == '\\')
+        escape();
+      else if (in_class_)
+        of_class();
+      else if (now() == '[')
+        open_class();
+      else if (now() == '(')
+        open_group();
+      else if (now() == '{')
+        repetition();
+      else
+        plain();
+    }
+    return "(*LF)" + out_;  // what . and $ take for the end of a line
+  }
+
+ private:
+  char now(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : 0; }
+  void take(size_t n) { out_ += pattern_.substr(at_, n), at_ += n; }
+  void put(const std::string& text, size_t n) { out_ += text, at_ += n; }
+  bool stands(const char* text) const { return pattern_.compare(at_, std::strlen(text), text) == 0; }
+  [[noreturn]] void refuse(const std::string& part, const char* where = "in a regular expression") const {
+    throw Error(what_ + ": " + shown(valid_utf8(part)) + " " + where + " is not supported");
+  }
+
+  void plain() {
+    const auto is_any = [](char c, const char* of) { return c != 0 && std::strchr(of, c) != nullptr; };
+    const char c = now(), next = now(1);
+    if (caseless_.back()) {  // one character may be several in the other case there: "ss" and U+DF
+      const bool joined = (is_any(c, "fF") && is_any(next, "fFiIlL")) || (is_any(c, "sS") && is_any(next, "sStT"));
+      if (static_cast<unsigned char>(c) >= 0x80 || (joined && !in_class_))
+        refuse("(?i", "with what has several characters in another case, or is not ASCII,");
+    }
+    if (c == ')' && !in_class_ && caseless_.size() > 1) caseless_.pop_back();
+    take(1);
+  }
+  void open_class() {
+    in_class_ = true;
+    take(now(1) == '^' ? 2 : 1);
+    if (now() == ']') refuse("]", "at the beginning of a class of characters");
+  }
+  void of_class() {
+    if (stands("[:")) refuse(pattern_.substr(at_, pattern_.find(']', at_) - at_) + "]");
+    if (now() == '[') throw Error(what_ + ": a class of characters within another one is not supported");
+    if (stands("&&")) refuse("&&", "in a class of characters");
+    if (now() == ']')
+      in_class_ = false, take(1);
+    else
+      plain();
+  }
+  void open_group() {
+    bool caseless = caseless_.back();
+    if (stands("(?i)") && at_ == 0) return caseless_[0] = true, take(4);
+    if (stands("(?i:"))
+      caseless = true, take(4);
+    else if (stands("(?<=") || stands("(?<!"))
+      take(4);
+    else if (stands("(?:") || stands("(?=") || stands("(?!") || stands("(?>"))
+      take(3);
+    else if (now(1) == '?' || now(1) == '*')
+      refuse(pattern_.substr(at_, 4));
+    else
+      take(1);
+    caseless_.push_back(caseless);
+  }
+  // {2}+ is no possessive form there, {2}? may be nothing at all, and {,2} is {0,2}.
+  void repetition() {
+    const size_t end = pattern_.find_first_not_of("0123456789,", at_ + 1);
+    if (end != std::string::npos && end > at_ + 1 && pattern_[end] == '}') {
+      const std::string form = pattern_.substr(at_, end + 2 - at_);
+      if (form[1] == ',' || form.back() == '+' || (form.back() == '?' && form.find(',') == std::string::npos))
+        refuse(form);
+    }
+    take(1);
+  }
+  void escape() {
+    const char c = now(1);
+    if (c == 0) refuse("\\", "at the end of a regular expression");
+    if (caseless_.back() && std::strchr("pPwWx", c) != nullptr) refuse(pattern_.substr(at_, 2), "behind (?i");
+    if (in_class_ && (c == 'S' || c == 'W')) refuse(pattern_.substr(at_, 2), "in a class of characters");
+    const std::string spaces = kSpaces, words = kWordCharacters;
+    if (c == 's')
+      put(in_class_ ? spaces : "[" + spaces + "]", 2);
+    else if (c == 'w')
+      put(in_class_ ? words : "[" + words + kWordNumbers + "]", 2);
+    else if (c == 'S')
+      put("[^" + spaces + "]", 2);
+    else if (c == 'W')
+      put("[^" + words + kWordNumbers + "]", 2);
+    else if (c == 'p' || c == 'P')
+      property();
+    else if (c == 'x' && (now(2) == '{' ||
+                          (now(2) >= '0' && now(2) <= '7' && std::isxdigit(static_cast<unsigned char>(now(3))) != 0)))
+      take(3);
+    else if (std::strchr("dDrntfae", c) != nullptr)
+      take(2);
+    else if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+      refuse(pattern_.substr(at_, 2));
+    else
+      at_ += 1, out_ += '\\', plain();
+  }
+  // A script's name means those that have the script, and for PCRE2 also those that are used with it.
+  void property() {
+    const size_t end = pattern_.find('}', at_);
+    if (now(2) != '{' || end == std::string::npos) refuse(pattern_.substr(at_, 3));
+    const std::string all = pattern_.substr(at_, end + 1 - at_), sign = now(3) == '^' ? "^" : "";
+    const std::string script = all.substr(0, 3) + sign + "sc:" + all.substr(3 + sign.size());
+    put(all.size() > 6 + sign.size() && can_be_compiled(script) ? script : all, all.size());
+  }
+
+  const std::string& pattern_;
+  const std::string& what_;
+  size_t at_ = 0;
+  bool in_class_ = false;
+  std::vector<bool> caseless_{false};  // for each group that is open
+  std::string out_;
+};
 
 }  // namespace
 
 Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) {
-  const std::string own = translated(pattern, what);
+  const std::string own = Translation(pattern, what).all();
   int error = 0;
   PCRE2_SIZE at = 0;
   code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
-                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
   if (code == nullptr) {
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(error, text, sizeof(text));

@@ -52,6 +52,17 @@ double on_small_stack(const std::function<void()>& f) {
 
 uint64_t number(const Json& hexadecimal) { return std::stoull(hexadecimal.get<std::string>(), nullptr, 16); }
 
+// BPE of single bytes.
+Json model_of_bytes() {
+  Json vocabulary = Json::object();
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", unsigned(b));
+    vocabulary[name] = b;
+  }
+  return {{"type", "BPE"}, {"vocab", vocabulary}, {"byte_fallback", true}, {"merges", Json::array()}};
+}
+
 // Of the tokens of texts, as make_tokenizers.py makes it.
 uint64_t hash_of(const Tokenizer& tokenizer, const std::string* texts, size_t count) {
   uint64_t hash = 14695981039346656037ull;
@@ -191,20 +202,11 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
 
 TEST_CASE("parts of a text are found in what normalizers make of it, in linear time") {
   const auto tokenizer_of = [](const Json& steps, const std::vector<std::string>& texts) {
-    Json vocabulary = Json::object(), added = Json::array();
-    for (int b = 0; b < 256; ++b) {
-      char name[8];
-      std::snprintf(name, sizeof(name), "<0x%02X>", unsigned(b));
-      vocabulary[name] = b;
-    }
+    Json added = Json::array();
     for (const std::string& text : texts)
       added.push_back({{"id", 256 + int(added.size())}, {"content", text}, {"special", false}, {"normalized", true}});
     return Tokenizer::from_json({{"normalizer", {{"type", "Sequence"}, {"normalizers", steps}}},
-                                 {"model",
-                                  {{"type", "BPE"},
-                                   {"vocab", vocabulary},
-                                   {"byte_fallback", true},
-                                   {"merges", Json::array()}}},
+                                 {"model", model_of_bytes()},
                                  {"added_tokens", added}},
                                 "steps");
   };
@@ -255,6 +257,71 @@ TEST_CASE("parts of a text are found in what normalizers make of it, in linear t
       CHECK(whole < 10 * quarter + 0.05);
       CHECK(whole < 2);  // where each part took what all before it take, a minute
     }
+  }
+}
+
+TEST_CASE("regular expressions mean what they mean to the tokenizers library, or are refused") {
+  const auto replaced = [](const std::string& pattern, const std::string& text) {
+    const Json replace = {{"type", "Replace"}, {"pattern", {{"Regex", pattern}}}, {"content", "<>"}};
+    const auto tokenizer = Tokenizer::from_json(
+        {{"normalizer", replace}, {"model", model_of_bytes()}, {"added_tokens", Json::array()}}, "it");
+    return tokenizer.decode(tokenizer.encode(text));
+  };
+  // As Replace of tokenizers 0.23.3 has them: a mark, a Roman numeral, a circled letter, an exponent, a joiner.
+  const std::string text = "a_e\u0301 \u2160\u24b6\u00b2-\u200d7";
+  CHECK(replaced("\\w+", text) == "<> <>-\u200d<>");
+  CHECK(replaced("\\W", text) == "a_e\u0301<>\u2160\u24b6\u00b2<><>7");
+  CHECK(replaced("[\\w-]+", text) == "<> <>\u00b2<>\u200d<>");
+  CHECK(replaced("[^\\w\\s]", text) == "a_e\u0301 \u2160\u24b6<><><>7");
+  CHECK(replaced("\\p{Han}", "\u6f22\u3001\u30fc") == "<>\u3001\u30fc");
+  CHECK(replaced("\\s$", "a\n\nb\nc ") == "a<>\nb\nc<>");
+  CHECK(replaced("^.", "ab\ncd\n") == "<>b\n<>d\n");
+  CHECK(replaced("(?i:'s|[k])", "'S \u212a 'x k") == "<> <> 'x <>");
+  CHECK(replaced("(?i)a[^b]", "AB ac") == "AB <>");
+  CHECK(replaced("\\x{e9}|\\x41|\\-|[\\]]", "\u00e9A-]") == "<><><><>");
+  const auto refusal_of = [&](const std::string& pattern) {
+    try {
+      return replaced(pattern, "x");
+    } catch (const llm::Error& e) {
+      return std::string(e.what());
+    }
+  };
+  const std::map<std::string, std::string> refused{
+      {"\\h+", "\\h in a regular expression"},
+      {"\\bx", "\\b in a regular expression"},
+      {"[[:punct:]]", "[:punct:] in a regular expression"},
+      {"[\\w&&\\d]", "&& in a class of characters"},
+      {"[\\W]", "\\W in a class of characters"},
+      {"[\\S]", "\\S in a class of characters"},
+      {"[]a]", "] at the beginning of a class of characters"},
+      {"(?i:\u00df)", "(?i with what has several characters in another case, or is not ASCII,"},
+      {"(?i:ss)", "(?i with what has several characters in another case, or is not ASCII,"},
+      {"(?i:\\p{L})", "\\p behind (?i"},
+      {"(?i:\\x{df})", "\\x behind (?i"},
+      {"\\pL", "\\pL in a regular expression"},
+      {"x{2}+", "{2}+ in a regular expression"},
+      {"x{2}?", "{2}? in a regular expression"},
+      {"x{,2}", "{,2} in a regular expression"},
+      {"(?m:.)", "(?m: in a regular expression"},
+      {"a(?i)b", "(?i) in a regular expression"},
+      {"(*FAIL)", "(*FA in a regular expression"},
+      {"x\\", "\\ at the end of a regular expression"}};
+  for (const auto& [pattern, what] : refused) CHECK(refusal_of(pattern) == "it: " + what + " is not supported");
+}
+
+TEST_CASE("words around added tokens that stand alone are those of the tokenizers library") {
+  const Json token = {{"id", 256}, {"content", "[t]"}, {"special", true}, {"single_word", true}};
+  const auto tokenizer =
+      Tokenizer::from_json({{"model", model_of_bytes()}, {"added_tokens", Json::array({token})}}, "it");
+  for (const char* beside : {" ", "-", "\u00b2", "\u2460"}) {
+    INFO(beside);
+    CHECK(tokenizer.encode(std::string(beside) + "[t]").back() == 256);
+    CHECK(tokenizer.encode(std::string("[t]") + beside).front() == 256);
+  }
+  for (const char* beside : {"x", "7", "_", "\u0301", "\u2160", "\u24b6", "\u203f", "\u200d"}) {
+    INFO(beside);
+    CHECK_FALSE(tokenizer.encode(std::string(beside) + "[t]").back() == 256);
+    CHECK_FALSE(tokenizer.encode(std::string("[t]") + beside).front() == 256);
   }
 }
 
