@@ -88,16 +88,13 @@ bool read_line(std::istream& in, std::string& text) {
 Json json_of(const Chat::Answer& answer, const Session& session) {
   const Session::Text& text = answer.text;
   const Session::Times& t = answer.times;
-  return {{"text", text.written},
-          {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
-          {"finish_reason", text.finish},
-          {"seed", session.sampling.seed},
-          {"prompt_tokens", text.prompt},
-          {"kept_tokens", answer.kept},
-          {"read_tokens", t.prompt_tokens},
-          {"prompt_seconds", t.prompt_seconds},
-          {"decoded_tokens", t.decoded},
-          {"decode_seconds", t.decode_seconds}};
+  Json out = {{"text", text.written},           {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
+              {"finish_reason", text.finish},   {"seed", session.sampling.seed},
+              {"prompt_tokens", text.prompt},   {"kept_tokens", answer.kept},
+              {"read_tokens", t.prompt_tokens}, {"prompt_seconds", t.prompt_seconds},
+              {"decoded_tokens", t.decoded},    {"decode_seconds", t.decode_seconds}};
+  out.update(session.about());
+  return out;
 }
 
 void print_counts(const Chat::Answer& answer, const Session& session) {

@@ -64,14 +64,14 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
                      {"prompt_tokens", texts[i].prompt},
                      {"finish_reason", texts[i].finish}});
     }
-    const Json all = {{"texts", out},
-                      {"seed", session.sampling.seed},
-                      {"prompt_tokens", times.prompt_tokens},
-                      {"prompt_seconds", times.prompt_seconds},
-                      {"decoded_tokens", times.decoded},
-                      {"decode_seconds", times.decode_seconds},
-                      {"steps", times.steps},
-                      {"device", session.device->name()}};
+    Json all = {{"texts", out},
+                {"seed", session.sampling.seed},
+                {"prompt_tokens", times.prompt_tokens},
+                {"prompt_seconds", times.prompt_seconds},
+                {"decoded_tokens", times.decoded},
+                {"decode_seconds", times.decode_seconds},
+                {"steps", times.steps}};
+    all.update(session.about());
     put(stdout, all.dump() + "\n");
   } else if (!stream) {
     for (size_t i = 0; i < texts.size(); ++i) put(stdout, (i > 0 ? "\n" : "") + echo(i) + texts[i].written + "\n");
@@ -247,17 +247,17 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
   const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
   const bool bos = begin_ids.size() == 1;
   if (settings.json) {
-    const Json out = {{"perplexity", std::exp(nats)},
-                      {"nats_per_token", nats},
-                      {"bits_per_byte", bits},
-                      {"scored_tokens", scored},
-                      {"bytes", bytes},
-                      {"context", context},
-                      {"stride", stride},
-                      {"halves", halves},
-                      {"begins_with_bos", bos},
-                      {"interrupted", interrupted()},
-                      {"seconds", seconds}};
+    Json out = {{"perplexity", std::exp(nats)},
+                {"nats_per_token", nats},
+                {"bits_per_byte", bits},
+                {"scored_tokens", scored},
+                {"bytes", bytes},
+                {"stride", stride},
+                {"halves", halves},
+                {"begins_with_bos", bos},
+                {"interrupted", interrupted()},
+                {"seconds", seconds}};
+    out.update(session.about());
     std::printf("%s\n", out.dump().c_str());
   } else {
     std::printf(
@@ -498,14 +498,14 @@ int passkey(const Settings& given, int64_t length, double depth) {
   const auto ids = session.tokenizer->encode(text + question);
   const auto answer = session.generate({ids}, {}, times)[0].written;
   const bool found = answer.find(digits) != std::string::npos;
-  if (settings.json)
-    std::printf("%s\n",
-                Json{{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}}
-                    .dump()
-                    .c_str());
-  else
+  if (settings.json) {
+    Json out = {{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}};
+    out.update(session.about());
+    std::printf("%s\n", out.dump().c_str());
+  } else {
     std::printf("%s: %s behind %zu tokens, answered:%s\n", found ? "found" : "not found", digits.c_str(), ids.size(),
                 answer.c_str());
+  }
   return found ? 0 : 1;
 }
 

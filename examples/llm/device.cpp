@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #if defined(__linux__)
+#include <malloc.h>
 #include <sched.h>
 #endif
 
@@ -82,10 +83,32 @@ std::optional<size_t> number_behind(const std::string& path, const std::string& 
   return {};
 }
 
+bool has_limit(int resource, size_t& bytes) {
+  struct rlimit limit {};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
+  bytes = size_t(limit.rlim_cur);
+  return true;
+}
+
+// The addresses that `ulimit -v` leaves. All that is mapped has some: libraries, files, stacks, of which those of
+// threads may be yet to come. 32 MB are for what is allocated beside a model.
+size_t addresses_left(int threads) {
+  size_t all = 0, stack = 0;
+  if (!has_limit(RLIMIT_AS, all)) return SIZE_MAX;
+  if (!has_limit(RLIMIT_STACK, stack)) stack = size_t(8) << 20;
+  const size_t taken = number_in("/proc/self/statm").value_or(0) * size_t(sysconf(_SC_PAGESIZE)),
+               kept = (size_t(32) << 20) + size_t(threads) * stack;
+  return all > taken + kept ? all - taken - kept : 0;
+}
+
 class Cpu : public Device {
  public:
   explicit Cpu(int threads) {
     place_.threads = threads_of(threads);
+#if defined(__GLIBC__)
+    size_t limit = 0;
+    if (has_limit(RLIMIT_AS, limit)) mallopt(M_ARENA_MAX, 1);  // each thread's own would have 64 MB of addresses
+#endif
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
     std::string units;
@@ -125,16 +148,13 @@ class Cpu : public Device {
     return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows_->name;
   }
   bool is_host() const override { return true; }
-  size_t free_bytes() const override {
-    const size_t left = memory_left("");
-    struct rlimit limit {};
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return left;
-    // Without mapped files: a model's are counted as weights.
-    const size_t all = size_t(limit.rlim_cur), taken = number_behind("/proc/self/status", "VmData:").value_or(0) * 1024;
-    return std::min(left, all > taken ? all - taken : 0);
+  size_t free_bytes() const override { return free_bytes_with(0); }
+  size_t free_bytes_with(size_t mapped) const override {
+    const size_t addresses = addresses_left(place_.threads);
+    return std::min(memory_left(""), addresses > SIZE_MAX - mapped ? SIZE_MAX : addresses + mapped);
   }
   void* allocate(size_t bytes) override {
-    if (bytes > free_bytes()) return nullptr;
+    if (bytes > memory_left("")) return nullptr;
     // calloc's pages come as they are touched: a long context costs what is used of it.
     unsigned char* const base = static_cast<unsigned char*>(std::calloc(bytes + 512, 1));
     if (base == nullptr) return nullptr;

@@ -35,6 +35,8 @@ class Device {
   virtual std::string name() const = 0;
   virtual bool is_host() const = 0;           // memory is the host's: files that are mapped can be used where they are
   virtual size_t free_bytes() const = 0;
+  // The same, of which so many bytes of files that are mapped are to be taken off yet: addresses they have already.
+  virtual size_t free_bytes_with(size_t) const { return free_bytes(); }
   virtual void* allocate(size_t bytes) = 0;   // at a multiple of 256 bytes, zeroed; null if there is no room
   virtual void release(void* p) = 0;
   virtual void* allocate_shared(size_t bytes) = 0;  // that host and device see at the same address, zeroed

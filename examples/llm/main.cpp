@@ -1,5 +1,6 @@
 // llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes
 // to stderr.
+#include <kernels/core/macros.h>
 #include <CLI/CLI.hpp>
 #include <cctype>
 #include <cerrno>
@@ -7,7 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
-#include <kernels/core/macros.h>
+#include <new>
 
 #include "chat.h"
 #include "commands.h"
@@ -255,6 +256,10 @@ int main(int argc, char** argv) {
     const int code = run();
     llm::put(stdout, "");
     return code;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "error: there is no memory left: a smaller --context takes less, and so do fewer or shorter texts\n");
+    return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());
     return 1;

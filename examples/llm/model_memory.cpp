@@ -83,7 +83,7 @@ void Model::plan_memory() {
         options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_activations();
-  plan_.free = device_.free_bytes();
+  plan_.free = device_.free_bytes_with(plan_.mapped);
   const size_t free = plan_.free / 20 * 19,
                fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
   plan_.context = options_.context;
@@ -101,7 +101,7 @@ void Model::plan_memory() {
                             : std::max<int64_t>(1, plan_.context);
   plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
   plan_.activations += size_t(plan_.context + (plan_.context + page_ - 1) / page_) * id_bytes;
-  if (plan_.context >= 1 && plan_.total() <= plan_.free) return;
+  if (plan_.context >= 1 && plan_.total() <= device_.free_bytes()) return;
   const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " where the files are mapped)" : "",
                     each = options_.sequences > 1 ? " of each of " + std::to_string(options_.sequences) + " texts" : "";
   throw Error("the model does not fit: " + megabytes(plan_.weights + plan_.mapped) + " of weights" + mapped + ", " +

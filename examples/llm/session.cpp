@@ -250,9 +250,16 @@ void Session::load(int64_t sequences) {
     model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
   }
   say_changes(model->plan());
-  if (!settings.quiet && settings.sinks < 0 && model->context() > config.positions)
-    std::fprintf(stderr, "a context of %lld tokens: the model was made for %lld\n",
-                 static_cast<long long>(model->context()), static_cast<long long>(config.positions));
+  const auto context = static_cast<long long>(model->context()), positions = static_cast<long long>(config.positions);
+  if (!settings.quiet && settings.sinks < 0 && context > positions)
+    std::fprintf(stderr, "a context of %lld tokens: the model was made for %lld\n", context, positions);
+  if (!settings.quiet && settings.context == 0 && context < positions)
+    std::fprintf(stderr, "a context of %lld tokens of %lld, as there is no memory for more; --context sets it\n",
+                 context, positions);
+}
+
+Json Session::about() const {
+  return {{"device", device->name()}, {"context", model->context()}, {"positions", config.positions}};
 }
 
 void Session::check(const std::vector<Tokenizer::Ids>& prompts) const {

@@ -129,6 +129,7 @@ class Session {
   // length are written one after the other.
   void load(int64_t sequences);
   ModelOptions options(int64_t sequences) const;
+  Json about() const;  // what JSON says of every run: the device, and the context of those that there could be
   void say_changes(const Plan& plan) const;  // which weights become another type, unless --quiet
 
  private:

@@ -145,9 +145,27 @@ expect 'info of several texts' prints 'for 512 tokens of each of 8 texts'
 run info --context 1000000000
 expect 'info of what does not fit' refuses 'does not fit: .* of keys and values .* are free'
 
+# With as much memory as `ulimit -v` says: what is planned has room. (A program with a sanitizer does not start so.)
+yes "$begin" | head -n 1000 > "$work/many"
+limited() {  # limited KILOBYTES COMMAND ARGUMENTS...
+  (ulimit -v "$1" && exec "$llm" "$2" -d cpu -m "$model" "${@:3}" > "$work/out" 2> "$work/err")
+  code=$?
+}
+if (ulimit -v 400000 && "$llm" --version) > /dev/null 2>&1; then
+  for kilobytes in 160000 180000 200000 250000 400000; do
+    limited $kilobytes generate -n 2 --json -f "$work/many"
+    [[ $code -eq 1 ]] && grep -q '^error: \(the model does not fit\|.* the context is\)' "$work/err" && code=0
+    expect "1000 texts in $kilobytes KB" ends_with 0
+  done
+  expect 'a context that has no room' says '^a context of [0-9]+ tokens of 512, as there is no memory for more; --context'
+  expect 'a context that has no room' prints '"context":[0-9]{1,2},.*"positions":512'
+  limited 200000 perplexity - < <(head -c 300000000 /dev/zero)
+  expect 'a text that has no room' refuses 'no memory left: a smaller --context'
+fi
+
 head -c 1500 "$(dirname "${BASH_SOURCE[0]}")/../llm/stories.txt" > "$work/text"
 run perplexity -q --json "$work/text"
-expect 'perplexity' prints '"bits_per_byte":(0\.[0-9]+|1\.0[0-9]*),.*"scored_tokens":[1-9][0-9]+'
+expect 'perplexity' prints '"bits_per_byte":(0\.[0-9]+|1\.0[0-9]*),.*"device":"CPU.*"scored_tokens":[1-9][0-9]+'
 run perplexity -q --context 64 --stride 16 "$work/text"
 expect 'perplexity of windows' prints 'context 64, stride 16'
 run perplexity -q --context 64 --halves "$work/text"
@@ -167,6 +185,8 @@ run perplexity "$work/none"
 expect 'perplexity of no file' refuses 'none'
 
 # So small a model does not find it; but it has to be asked, and one that does not find it ends with 1.
+run passkey --length 150 --seed 3 -q --json
+expect 'passkey in JSON' prints '"context":512,.*"device":"CPU.*"positions":512'
 run passkey --length 150 --seed 3 -q
 expect 'passkey' ends_with 1
 expect 'passkey' prints '^not found: [0-9]+ behind [0-9]+ tokens'
@@ -203,7 +223,7 @@ expect 'chat' test "$(wc -l < "$work/out")" -ge 2
 printf '/\xff\n/%s\nOne day\n/quit\n' "$(printf 'x\xc3\xa9%.0s' {1..60})" > "$work/lines"
 "$llm" chat -d cpu -m "$model" --template "$work/template" --json -n 4 < "$work/lines" > "$work/out" 2> "$work/err"
 expect 'a chat with commands of any bytes' test "$(grep -c '"error"' "$work/out")" -eq 2
-expect 'a chat with commands of any bytes' prints '"finish_reason":.*"seed":[0-9]'
+expect 'a chat with commands of any bytes' prints '"device":"CPU.*"finish_reason":.*"seed":[0-9]'
 printf '%s\n' "$begin" "$begin" > "$work/lines"
 for more in '' '--json -n 4'; do
   timeout 60 "$llm" chat -d cpu -m "$model" --template "$work/template" --ignore-eos --sinks 4 $more < "$work/lines" > /dev/full 2> "$work/err"
