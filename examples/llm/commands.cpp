@@ -59,6 +59,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
       const auto& all = texts[i].ids;
       out.push_back({{"prompt", valid_utf8(prompts[i])},
                      {"text", texts[i].written},
+                     {"seed", session.sampling.seed + i},
                      {"prompt_ids", Tokenizer::Ids(all.begin(), all.begin() + texts[i].prompt)},
                      {"ids", Tokenizer::Ids(all.begin() + texts[i].prompt, all.end())},
                      {"prompt_tokens", texts[i].prompt},
@@ -302,6 +303,9 @@ class Bench {
 
   Json what() const {
     return {{"device", device_.name()},
+            {"weights", name_of(model_.weights_type())},
+            {"inputs", name_of(model_.inputs_type())},
+            {"cache", name_of(model_.cache_type())},
             {"texts", texts_},
             {"draws", how_.temperature > 0},
             {"read_gb_per_s", bandwidth_},
@@ -385,13 +389,13 @@ class Bench {
 };
 
 // Tokens per second of a run with --json, of the prompt of so many tokens and of each context, all of which it must
-// have; and it must be of the same device, model and number of texts as `now`.
+// have; and it must be of the same device, model, types and number of texts as `now`.
 std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_t prompt,
                                         const std::vector<int64_t>& contexts) {
   const auto member = [](const Json& of, const char* name) {
     return of.is_object() && of.contains(name) ? of[name] : Json();
   };
-  for (const char* name : {"device", "texts", "weight_bytes"}) {
+  for (const char* name : {"device", "weights", "inputs", "cache", "texts", "weight_bytes"}) {
     if (member(run, name) != now[name])
       throw Error(std::string("--compare: the file is not of the same ") + name +
                   ", or not of this command with --json");

@@ -105,7 +105,9 @@ void add_sampling(CLI::App& command, Settings& s) {
       ->capture_default_str()
       ->check(CLI::Range(-1, 1 << 30));
   add_choice(command, s);
-  add_seed(command, s, "for the same text again; printed with the speed");
+  add_seed(
+      command, s,
+      "for the same text again; printed with the speed. Of several texts each has the seed of the one before it and 1");
   command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
       ->allow_extra_args(false);
   command

@@ -80,6 +80,10 @@ class Model {
   bool lengths_matter() const;
   // Whether a step of one text is one launch (walk.cu).
   bool walks() const { return walk_calls_ != nullptr; }
+  // What products multiply, and what the cache has.
+  Type weights_type() const { return layers_[0].qkv.q.type; }
+  Type inputs_type() const { return options_.inputs >= 0 ? Type(options_.inputs) : device_.rows().activations; }
+  Type cache_type() const { return cache_type_; }
   // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
   // Multiplications by weights while a prompt of so many tokens is read: the head takes only the last one.

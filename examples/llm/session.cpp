@@ -31,6 +31,18 @@ int weights_type_of(const Settings& settings) {
   return type_of(settings.weights, "--weights", "stored", Type::f32, Type::i4);
 }
 
+// Files of older versions of transformers have all fields, most of them with values that change nothing.
+bool changes_nothing(const std::string& name, const Json& value) {
+  static const std::set<std::string> ones{"num_beams",      "num_beam_groups", "num_return_sequences",
+                                          "length_penalty", "typical_p",       "encoder_repetition_penalty",
+                                          "guidance_scale"},
+      zeros{"epsilon_cutoff",   "eta_cutoff",       "diversity_penalty",    "penalty_alpha",
+            "presence_penalty", "min_length",       "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+            "min_new_tokens",   "frequency_penalty"};
+  if (value.is_number()) return (value == 1 && ones.count(name) > 0) || (value == 0 && zeros.count(name) > 0);
+  return value.empty() || value == false || value == "";
+}
+
 }  // namespace
 
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most) {
@@ -170,7 +182,6 @@ void Session::say_unread(const char* file, const std::vector<std::string>& field
   std::fprintf(stderr, "%s: not read: %s\n", file, names.c_str());
 }
 
-// Files of older versions of transformers have all fields, most of them with values that change nothing.
 void Session::say_unread_generation(const Fields& fields) const {
   fields.ignore({"eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
                  "_from_model_config", "use_cache", "cache_implementation", "cache_config", "return_legacy_cache",
@@ -180,9 +191,7 @@ void Session::say_unread_generation(const Fields& fields) const {
                  "disable_compile", "compile_config"});
   std::vector<std::string> unread;
   for (const std::string& name : fields.unread()) {
-    const Json& value = generation[name];
-    const bool neutral = value.empty() || value == false || value == 0 || value == 1 || value == "";
-    if (!neutral) unread.push_back(name);
+    if (!changes_nothing(name, generation[name])) unread.push_back(name);
   }
   say_unread("generation_config.json", unread);
 }

@@ -61,6 +61,12 @@ expect 'a seed' prints "^$begin."
 cp "$work/out" "$work/once"
 run generate --seed 7 -n 30 -q "$begin"
 expect 'the same seed, the same text' same "$work/once" "$work/out"
+printf '%s\n%s\n' "$begin" "$begin" > "$work/two"
+run generate --seed 7 --top-k 50 -n 12 --json -f "$work/two"
+second=$(grep -o '"seed":8,"text":"[^"]*"' "$work/out")
+run generate --seed 8 --top-k 50 -n 12 --json "$begin"
+expect 'the seed of the second text' test -n "$second"
+expect 'the text of the second seed' grep -qF -- "$second" "$work/out"
 for seed in 99999999999999999999 18446744073709551616 -1 x; do
   run generate --seed $seed -n 1 -q "$begin"
   expect "the seed $seed" says 'a seed is a number from 0 to 2\^64 - 1'
@@ -205,6 +211,12 @@ run bench --steps 4 --contexts 100 --texts 2 --compare "$work/fast"
 expect 'slower than before' ends_with 1
 run bench --steps 4 --contexts 100 --compare "$work/fast"
 expect 'another number of texts' says 'not of the same texts'
+for more in '--cache int8' '--weights int8'; do
+  read -ra arguments <<< "$more"
+  run bench --steps 4 --contexts 100 --texts 2 "${arguments[@]}" --compare "$work/fast"
+  read -ra name <<< "${more#--}"
+  expect "$more, compared" refuses "not of the same $name"
+done
 run bench --steps 4 --contexts 100 --texts 2 --top-k 40 --json
 expect 'bench that draws' prints '"draws":true'
 run bench --steps 4 --contexts 100 --texts 2 --temperature 0.8 --compare "$work/fast"
@@ -256,6 +268,10 @@ beside tokenizer_config.json '{"eos_token": "<|endoftext|>"}'
 beside generation_config.json '{"do_sample": false, "no_repeat_ngram_size": 3, "num_beams": 1, "use_cache": true, "suppress_tokens": [5]}'
 run generate -n 2 "$begin"
 expect 'fields of generation_config.json that nobody reads' says '^generation_config.json: not read: no_repeat_ngram_size, suppress_tokens$'
+beside generation_config.json '{"max_new_tokens": 1, "presence_penalty": 1, "no_repeat_ngram_size": 1, "top_n_sigma": 1.0, "forced_bos_token_id": 0,
+  "length_penalty": 1.0, "num_beams": 1, "typical_p": 1, "eta_cutoff": 0.0, "min_length": 0, "early_stopping": false, "bad_words_ids": null}'
+run generate -n 2 "$begin"
+expect 'such fields whose values are 0 or 1' says ': not read: forced_bos_token_id, max_new_tokens, no_repeat_ngram_size, presence_penalty, top_n_sigma$'
 # A tokenizer that ends texts as well, or only that.
 for begins in true false; do
   beside tokenizer_config.json '{"tokenizer_class": "LlamaTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>",
