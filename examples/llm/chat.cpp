@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 namespace llm {
@@ -43,9 +44,21 @@ void Chat::reset() { messages.resize(!messages.empty() && messages[0].role == "s
 void Chat::save(const std::string& file) const {
   Json out = Json::array();
   for (const Message& message : messages) out.push_back({{"role", message.role}, {"content", message.content}});
-  std::ofstream stream(file);
+  // To a file beside it, so that the old one stays as it is if this fails; what is no file, a pipe say, is written to.
+  namespace fs = std::filesystem;
+  std::error_code none;
+  const fs::path real = fs::canonical(file, none), at = none ? fs::path(file) : real;
+  const bool is_there = fs::exists(at, none), replaces = !is_there || fs::is_regular_file(at, none);
+  const std::string to = at.string() + (replaces ? ".new" + std::to_string(getpid()) : "");
+  std::ofstream stream(to);
+  if (replaces && is_there) fs::permissions(to, fs::status(at, none).permissions(), none);
   stream << out.dump(1) << '\n';
-  if (!stream.flush()) throw Error("cannot write " + file);
+  bool written = bool(stream.flush());
+  stream.close();
+  if (replaces && written) fs::rename(to, at, none), written = !none;
+  if (written) return;
+  if (replaces) fs::remove(to, none);
+  throw Error("cannot write " + file);
 }
 
 void Chat::load(const std::string& file) {
@@ -115,8 +128,12 @@ bool obey(Chat& chat, const std::string& line) {
   if (command == "/exit" || command == "/quit") return false;
   if (command == "/reset") chat.reset();
   else if (command == "/help") std::fputs(kHelp, stderr);
-  else if (command == "/save" && !file.empty()) chat.save(file);
-  else if (command == "/load" && !file.empty()) chat.load(file);
+  else if ((command == "/save" || command == "/load") && file.empty())
+    throw Error(command + ": a file is missing: " + command + " FILE");
+  else if (command == "/save")
+    chat.save(file);
+  else if (command == "/load")
+    chat.load(file);
   else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit, /quit");
   return true;
 }
