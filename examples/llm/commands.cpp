@@ -27,7 +27,8 @@ void say_speed(const Session& session, const Session::Times& t) {
 
 }  // namespace
 
-int generate(const Settings& settings, const std::vector<std::string>& prompts) {
+int generate(const Settings& settings, const Prompts& given) {
+  const std::vector<std::string>& prompts = given.texts;
   Session session(settings);
   session.load(int64_t(prompts.size()));
   std::vector<Tokenizer::Ids> ids;
@@ -37,7 +38,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   for (Tokenizer::Ids& text : ids) {
     if (begin.size() == 1 && text.size() > 1 && text[0] == begin[0] && text[1] == begin[0]) text.erase(text.begin());
   }
-  session.check(ids);
+  session.check(ids, given.lines);
   catch_interrupts();
   Session::Times times;
   const bool stream = !settings.json && prompts.size() == 1;

@@ -5,7 +5,11 @@
 
 namespace llm {
 
-int generate(const Settings& settings, const std::vector<std::string>& prompts);
+struct Prompts {
+  std::vector<std::string> texts;
+  std::vector<int64_t> lines;  // of a file, where each stands, if they are of one
+};
+int generate(const Settings& settings, const Prompts& prompts);
 int info(const Settings& settings, int64_t texts);
 struct TextFile {
   std::string name, text;

@@ -34,6 +34,9 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
                                : " of the name default" + names + ": --template NAME takes one"));
   }
   const std::string text = named != tokenizer.chat_templates.end() ? named->second : read_file(source, 1 << 20);
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+    throw Error(source.empty() ? "the model's chat template is empty: --template takes another one"
+                               : "--template " + shown(source) + ": the chat template is empty");
   template_.emplace(text);
   for (const char* name : {"tools", "documents"}) variables_[name] = nullptr;
   variables_.update(variables);

@@ -18,26 +18,52 @@ namespace {
 using llm::Error;
 using llm::Settings;
 
+// A directory, say, is no input, and nothing can be read of it.
+void check_input() {
+  if (std::ferror(stdin) != 0) throw Error("the standard input cannot be read");
+}
+
 // "-" is the standard input.
 std::string text_of(const std::string& file) {
-  return file == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : llm::read_file(file);
+  if (file != "-") return llm::read_file(file);
+  const std::string text(std::istreambuf_iterator<char>(std::cin), {});
+  check_input();
+  return text;
 }
 
 // One in each line of a file, whatever ends it; or one.
-std::vector<std::string> prompts_of(const std::string& prompt, const std::string& file) {
-  if (file.empty()) return {prompt == "-" ? text_of(prompt) : prompt};
+llm::Prompts prompts_of(const std::string& prompt, const std::string& file) {
+  if (file.empty()) {
+    std::string one = prompt == "-" ? text_of(prompt) : prompt;
+    if (prompt == "-" && !one.empty() && one.back() == '\n') one.pop_back();  // which programs end what they print with
+    return {{one}, {}};
+  }
   std::string text = text_of(file);
   if (text.compare(0, 3, "\xef\xbb\xbf") == 0) text.erase(0, 3);  // which some editors begin files with
-  std::vector<std::string> out;
+  llm::Prompts out;
   std::istringstream lines(text);
+  int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
+    number += 1;
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty()) out.push_back(line);
+    if (!line.empty()) out.texts.push_back(line), out.lines.push_back(number);
   }
-  if (out.empty()) throw Error(file + ": no prompts");
-  if (int64_t(out.size()) > llm::kMostTexts)
-    throw Error(file + ": more than " + std::to_string(llm::kMostTexts) + " prompts, " + std::to_string(out.size()));
+  const size_t count = out.texts.size();
+  if (count == 0) throw Error(file + ": no prompts");
+  if (int64_t(count) > llm::kMostTexts)
+    throw Error(file + ": more than " + std::to_string(llm::kMostTexts) + " prompts, " + std::to_string(count));
   return out;
+}
+
+// CLI::Range says of "5x", too, that it is not in range.
+template <class T>
+CLI::Validator within(T least, T most) {
+  const CLI::Range range(least, most);
+  const auto check = [range](std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) ? range(text) : llm::shown(text) + " is no number";
+  };
+  return CLI::Validator(check, range.get_description());
 }
 
 void add_model(CLI::App& command, Settings& s) {
@@ -45,7 +71,7 @@ void add_model(CLI::App& command, Settings& s) {
   command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
   command.add_option("-t,--threads", s.threads, "of the CPU; 0: one for each core that it may use")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
+      ->check(within(0, 1024));
   command
       .add_option("-w,--weights", s.weights,
                   "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
@@ -60,15 +86,15 @@ void add_model(CLI::App& command, Settings& s) {
       ->capture_default_str();
   command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(within(0, 1 << 30));
   command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(within(0, 1 << 30));
   command
       .add_option("--chunk", s.chunk,
                   "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(within(0, 1 << 20));
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }
@@ -78,12 +104,11 @@ void add_choice(CLI::App& command, Settings& s) {
       .add_option("--temperature", s.temperature,
                   "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, "
                   "--top-p or --min-p")
-      ->check(CLI::Range(0.0, 100.0));
-  command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(CLI::Range(0, 1 << 24));
+      ->check(within(0.0, 100.0));
+  command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(within(0, 1 << 24));
   command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")
-      ->check(CLI::Range(0.0, 1.0));
-  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(within(0.0, 1.0));
+  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")->check(within(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
 }
 
@@ -103,7 +128,7 @@ void add_seed(CLI::App& command, Settings& s, const char* what) {
 void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
       ->capture_default_str()
-      ->check(CLI::Range(-1, 1 << 30));
+      ->check(within(-1, 1 << 30));
   add_choice(command, s);
   add_seed(
       command, s,
@@ -115,7 +140,7 @@ void add_sampling(CLI::App& command, Settings& s) {
           "--lookup", s.lookup,
           "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself")
       ->capture_default_str()
-      ->check(CLI::Range(0, 63));
+      ->check(within(0, 63));
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 
@@ -124,13 +149,13 @@ void add_sinks(CLI::App& command, Settings& s) {
       .add_option("--sinks", s.sinks,
                   "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not "
                   "unless given")
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(within(0, 1 << 30));
 }
 
 void add_texts(CLI::App& command, int64_t& texts) {
   command.add_option("--texts", texts, "decoded together")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t(1), llm::kMostTexts));
+      ->check(within(int64_t(1), llm::kMostTexts));
 }
 
 // What the commands are told.
@@ -147,8 +172,8 @@ struct Given {
 CLI::App& add_generate(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("generate", "goes on with a text");
   add_model(command, g.settings), add_sampling(command, g.settings);
-  CLI::Option* const prompt =
-      command.add_option("-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input");
+  CLI::Option* const prompt = command.add_option(
+      "-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input, without a newline at its end");
   command
       .add_option("-f,--prompts", g.file,
                   "a file with a prompt in each line that is not empty, or -; all of them are decoded together")
@@ -189,7 +214,7 @@ void add_perplexity(CLI::App& app, Given& g) {
   CLI::Option* const stride =
       command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
           ->capture_default_str()
-          ->check(CLI::Range(0, 1 << 30));
+          ->check(within(0, 1 << 30));
   command.add_flag("--halves", g.halves,
                    "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
       ->excludes(stride);
@@ -201,13 +226,13 @@ CLI::App& add_bench(CLI::App& app, Given& g) {
   command.add_option("--contexts", g.contexts, "tokens before those that are decoded, 0,4096 say")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
+      ->check(within(0, 1 << 24));
   command.add_option("--prompt-tokens", g.tokens, "of a prompt that is measured as well; 0: none")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
+      ->check(within(0, 1 << 24));
   command.add_option("--steps", g.steps, "to be measured at each context")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(within(1, 1 << 20));
   add_texts(command, g.texts);
   command.footer(
       "The next token is the most likely one, whatever generation_config.json says, unless an option says otherwise.");
@@ -223,7 +248,7 @@ CLI::App& add_passkey(CLI::App& app, Given& g) {
   add_model(command, g.settings);
   command.add_option("--length", g.length, "tokens of the text; 0: the context")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
+      ->check(within(0, 1 << 24));
   command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")->capture_default_str();
   add_seed(command, g.settings, "which number");
   return command;
@@ -243,10 +268,19 @@ int main(int argc, char** argv) {
   add_perplexity(app, g);
   const CLI::App &bench = add_bench(app, g), &passkey = add_passkey(app, g);
 
-  CLI11_PARSE(app, argc, argv);
+  const auto parse = [&] {
+    // Of a word that is none of the commands it would only be said that one is missing.
+    const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty())
+      throw CLI::ValidationError(llm::shown(argv[1]), "is no command; --help lists them");
+    app.parse(argc, argv);
+  };
   const auto run = [&] {
     if (generate.parsed()) return llm::generate(g.settings, prompts_of(g.prompt, g.file));
-    if (chat.parsed()) return llm::chat(g.settings, g.chat, std::cin, stdout);
+    if (chat.parsed()) {
+      const int code = llm::chat(g.settings, g.chat, std::cin, stdout);
+      return check_input(), code;
+    }
     if (info.parsed()) return llm::info(g.settings, g.texts);
     if (bench.parsed())
       return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
@@ -255,7 +289,13 @@ int main(int argc, char** argv) {
     return llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves);
   };
   try {
-    const int code = run();
+    int code = 0;
+    try {
+      parse();
+      code = run();
+    } catch (const CLI::ParseError& e) {
+      code = app.exit(e);
+    }
     llm::put(stdout, "");
     return code;
   } catch (const std::bad_alloc&) {

@@ -271,13 +271,15 @@ Json Session::about() const {
   return {{"device", device->name()}, {"context", model->context()}, {"positions", config.positions}};
 }
 
-void Session::check(const std::vector<Tokenizer::Ids>& prompts) const {
+void Session::check(const std::vector<Tokenizer::Ids>& prompts, const std::vector<int64_t>& lines) const {
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string which = prompts.size() > 1 ? "prompt " + std::to_string(i + 1) : "the prompt";
+    const std::string which = i < lines.size()     ? "the prompt in line " + std::to_string(lines[i])
+                              : prompts.size() > 1 ? "prompt " + std::to_string(i + 1)
+                                                   : "the prompt";
     if (prompts[i].empty()) throw Error(which + " is empty, and this tokenizer has no token that begins a text");
     if (settings.sinks < 0 && int64_t(prompts[i].size()) >= model->context())
       throw Error(which + " has " + std::to_string(prompts[i].size()) + " tokens, and the context is " +
-                  std::to_string(model->context()));
+                  std::to_string(model->context()) + "; a larger --context has room for it");
   }
 }
 

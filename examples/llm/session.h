@@ -108,7 +108,8 @@ class Session {
   using Print = std::function<void(size_t text, const std::string& more)>;
   std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times,
                              int64_t known = -1);
-  void check(const std::vector<Tokenizer::Ids>& prompts) const;  // as generate() does: that they can be read
+  // As generate() does: that they can be read. lines: where they stand in a file, if they do.
+  void check(const std::vector<Tokenizer::Ids>& prompts, const std::vector<int64_t>& lines = {}) const;
 
   const Settings& settings;
   Json generation;  // generation_config.json

@@ -206,6 +206,8 @@ Tokenizer::Tokenizer(const std::string& directory) {
 void Tokenizer::read_templates(const std::string& directory, const Json& config) {
   const std::string path = directory + "/tokenizer_config.json";
   const Json* const all = part_of(config, "chat_template");
+  if (all != nullptr && !all->is_string() && !all->is_array())
+    throw Error(path + ": chat_template: neither a text nor a list of templates");
   if (all != nullptr && all->is_string()) chat_templates["default"] = all->get<std::string>();
   for (const Json& item : all != nullptr && all->is_array() ? *all : Json::array()) {
     if (!item.is_object()) throw Error(path + ": chat_template: a list of something else than objects");

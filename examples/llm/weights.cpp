@@ -146,6 +146,18 @@ std::string why_not_read(const fs::path& file) {
   return "";
 }
 
+// The files of weights that a directory has under other names.
+std::string others_in(const std::string& directory) {
+  std::set<std::string> names;
+  std::error_code none;
+  for (const auto& file : fs::directory_iterator(directory, none)) {
+    if (file.path().extension() == ".safetensors") names.insert(shown(file.path().filename().string()));
+  }
+  if (names.empty()) return "";
+  const std::string more = names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "";
+  return "; it has " + *names.begin() + more + ", which may be a part of a model, or have another name than it should";
+}
+
 }  // namespace
 
 std::string why_no_weights(const std::string& path) {
@@ -179,8 +191,9 @@ Weights::Weights(const std::string& directory) {
     if (names.empty()) throw Error(index + ": lists no tensors");
   } else {
     const std::string why = why_no_weights(directory);
-    throw Error(directory + ": " +
-                (why.empty() ? "has neither model.safetensors nor model.safetensors.index.json" : why));
+    throw Error(
+        directory + ": " +
+        (why.empty() ? "has neither model.safetensors nor model.safetensors.index.json" + others_in(directory) : why));
   }
   for (const std::string& name : names) {
     files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));

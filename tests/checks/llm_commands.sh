@@ -37,6 +37,25 @@ expect 'quiet' test ! -s "$work/err"
 cp "$work/out" "$work/story"
 echo -n "$begin" | "$llm" generate -d cpu -m "$model" --temperature 0 -n 20 -q - > "$work/piped"
 expect 'a prompt from the standard input' same "$work/story" "$work/piped"
+echo "$begin" | "$llm" generate -d cpu -m "$model" --temperature 0 -n 20 -q -p - > "$work/piped"
+expect 'a prompt from the standard input, with a newline' same "$work/story" "$work/piped"
+printf '{%% for m in messages %%}{{ m.content }}\n{%% endfor %%}' > "$work/template"
+for command in 'generate -' 'generate -f -' 'perplexity -' "chat --template $work/template"; do
+  read -ra arguments <<< "$command"
+  "$llm" "${arguments[@]}" -d cpu -m "$model" -q < "$work" > "$work/out" 2> "$work/err"
+  code=$?
+  expect "$command of a directory" refuses 'the standard input cannot be read'
+done
+"$llm" frob > "$work/out" 2> "$work/err"
+code=$?
+expect 'a command that is none' says 'frob: is no command'
+for option in --help --version 'generate --help'; do
+  read -ra arguments <<< "$option"
+  "$llm" "${arguments[@]}" > /dev/full 2> "$work/err"
+  code=$?
+  : > "$work/out"
+  expect "$option to an output that is full" refuses 'cannot be written'
+done
 for more in '--lookup 4' '--page 16' '--chunk 2' '--threads 1' '-p' '--sinks 4 --context 64' '--cache fp32'; do
   read -ra arguments <<< "$more"
   run generate --temperature 0 -n 20 -q "${arguments[@]}" "$begin"
@@ -127,7 +146,15 @@ expect 'an empty string to stop at' refuses 'would end every text'
 run generate -n 4 --json --stop $'\xc3' "$begin"
 expect 'a stop of half a character' refuses 'stop: .* is not UTF-8'
 run generate -n 4 --context 5 'Once upon a time there was a little girl'
-expect 'a prompt that is too long' refuses 'the prompt has [0-9]+ tokens, and the context is 5'
+expect 'a prompt that is too long' refuses 'the prompt has [0-9]+ tokens, and the context is 5; a larger --context'
+printf '\nOne\n\nOnce upon a time there was a little girl\n' > "$work/long"
+run generate -n 1 --context 5 -f "$work/long"
+expect 'a prompt of several that is too long' refuses 'the prompt in line 4 has [0-9]+ tokens'
+for wrong in '-n 5x' '--temperature warm' '--context 1e'; do
+  read -ra arguments <<< "$wrong"
+  run generate "${arguments[@]}" "$begin"
+  expect "$wrong" says "${arguments[1]} is no number"
+done
 
 # Ctrl-C ends the text, and the program with it.
 rm "$work/out"
@@ -191,6 +218,8 @@ run perplexity "$work/none"
 expect 'perplexity of no file' refuses 'none'
 
 # So small a model does not find it; but it has to be asked, and one that does not find it ends with 1.
+run passkey --length 5000 -q
+expect 'passkey beyond the context' refuses 'a larger --context'
 run passkey --length 150 --seed 3 -q --json
 expect 'passkey in JSON' prints '"context":512,.*"device":"CPU.*"positions":512'
 run passkey --length 150 --seed 3 -q
@@ -226,7 +255,6 @@ expect 'a context that was not measured' says 'the file has no decoding at 50'
 run bench --steps 4 --context 64 --contexts 3000
 expect 'bench with too small a context' refuses 'take 3021 tokens'
 
-printf '{%% for m in messages %%}{{ m.content }}\n{%% endfor %%}' > "$work/template"
 printf '%s\n/save %s\n/reset\nOne day\n' "$begin" "$work/saved" > "$work/lines"
 "$llm" chat -d cpu -m "$model" --template "$work/template" --temperature 0 -n 12 < "$work/lines" > "$work/out" 2> "$work/err"
 code=$?
@@ -244,6 +272,21 @@ for more in '' '--json -n 4'; do
   expect "a chat with an output that is full $more" refuses 'cannot be written'
 done
 expect 'a saved chat' grep -q '"role": "assistant"' "$work/saved"
+# A file stays as it is where the new one cannot be written, and keeps its permissions; what is no file is written to.
+chmod 600 "$work/saved"
+ln -s saved "$work/link"
+for at in link saved none/saved; do printf '/save %s\n' "$work/$at"; done > "$work/lines"
+printf '/save\n/load\n/save /dev/full\n' >> "$work/lines"
+"$llm" chat -d cpu -m "$model" --template "$work/template" -s 'system' < "$work/lines" > "$work/out" 2> "$work/err"
+expect 'saving without a file' says '^error: /save: a file is missing: /save FILE$'
+expect 'loading without a file' says '^error: /load: a file is missing: /load FILE$'
+expect 'saving to nowhere' says '^error: cannot write .*none/saved$'
+expect 'saving to what is full' says '^error: cannot write /dev/full$'
+expect 'a chat saved again' grep -q '"role": "system"' "$work/saved"
+expect 'a chat saved again' test "$(stat -c %a "$work/saved")" = 600 -a -L "$work/link" -a -c /dev/full
+(ulimit -f 0; trap '' XFSZ; exec "$llm" chat -d cpu -m "$model" --template "$work/template") < <(echo "/save $work/saved") 2>&1 | cat > "$work/err"
+expect 'saving without room' says '^error: cannot write .*/saved$'
+expect 'a chat that could not be saved' test -s "$work/saved" -a "$(find "$work" -name 'saved*' | wc -l)" -eq 1
 printf '{%% if mood is defined %%}{{ raise_exception("in a mood of " + mood) }}{%% endif %%}{{ messages[0].content }}' > "$work/moody"
 printf '%s\n' "$begin" > "$work/lines"
 "$llm" chat -d cpu -m "$model" --template "$work/moody" --template-set mood=calm -n 1 < "$work/lines" > "$work/out" 2> "$work/err"
@@ -291,6 +334,20 @@ run info
 expect 'info of windows' prints '^layers     5 of 5 with a window of 100 keys; the head is the embedding$'
 expect 'info of a scaled rotation' prints ', rope yarn, theta 10000, factor 4, trained for 512; '
 expect 'fields that are null, or off' test "$(grep -c '^config.json' "$work/err")" -eq 0
+
+for template in '' '"chat_template": " "' '"chat_template": 5'; do
+  beside tokenizer_config.json "{$template}"
+  run chat
+  expect "the template $template" refuses "$(case $template in *5) echo 'chat_template: neither a text' ;; *\ \") echo 'template is empty' ;; *) echo 'no chat template' ;; esac)"
+done
+rm "$model/model.safetensors" "$model/tokenizer_config.json"
+run generate x
+expect 'no weights' refuses 'has neither model.safetensors nor model.safetensors.index.json$'
+for shard in model-00001-of-00002 weights; do
+  : > "$model/$shard.safetensors"
+  run generate x
+  expect "$shard.safetensors alone" refuses 'model.safetensors.index.json; it has model-00001-of-00002.safetensors'
+done
 
 model=$work/nothing
 run generate x
