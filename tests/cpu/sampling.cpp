@@ -29,6 +29,7 @@ TEST_CASE("vocabularies as large as they get") {
   check_samples<HostMemory, float>(t, {8, 50257, 1, 1}, some, on_two);
   check_samples<HostMemory, float>(t, {3, 128256, 0, 0}, some, on_two);
   check_samples<HostMemory, float>(t, {2, 1000000, 0, 0}, some, on_two);
+  check_samples<HostMemory, float>(t, {1, 151937, 1, 1}, sample_rules(), on_two);  // a row that threads share
   CHECK_TALLY(t);
 }
 

@@ -97,7 +97,8 @@ struct Levels {
 #if defined(KERNELS_DEVICE_CODE)
     return lesser(__float2uint_rz(below), kNoLevel);  // which makes 0 of NaN, and the largest number of those above it
 #else
-    return below < float(kNoLevel) ? uint32_t(int32_t(below)) : x == top ? 0u : kNoLevel;
+    const float inside = below < float(kNoLevel) ? below : float(kNoLevel);  // also instead of NaN
+    return x == top ? 0u : uint32_t(int32_t(inside));
 #endif
   }
   KERNELS_HD uint32_t operator()(uint32_t key) const { return of(logit_of(key)); }

@@ -181,6 +181,14 @@ struct Visit {
     return kept.has(key, id, level) ? mass(id, level) : 0;
   }
 
+  // The same where tokens are drawn by their own weights and kept by their logits: without a branch, for vectors.
+  KERNELS_HD bool is_plain() const { return stage == Stage::draw && !draft.drafted() && !kept.by_distance; }
+  KERNELS_HD uint64_t plain_mass_left(uint32_t key, uint32_t id) const {
+    const uint64_t weight = weight_of(levels(key));
+    const bool is_left = (entry_of(key, id) >= kept.least) & (weight >= kept.least_weight);
+    return is_left ? weight : 0;
+  }
+
   template <class Row>
   KERNELS_HD void operator()(Row& row, uint32_t key, uint32_t id) const {
     const uint32_t level = levels(key);

@@ -63,7 +63,7 @@ template <class Source>
 class SampleRow {
  public:
   SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row,
-            int64_t vocabulary, SampleRoom& room)
+            int64_t vocabulary, SampleRoom& room, const Team& team)
       : source_(source),
         packs_(source, source, vocabulary),
         adjust_(options, rules, row),
@@ -71,6 +71,7 @@ class SampleRow {
         row_(row),
         vocabulary_(vocabulary),
         room_(room),
+        team_(team),
         block_{room.shared} {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
@@ -90,13 +91,15 @@ class SampleRow {
   void sync() const {}
 
   uint32_t look(int want, uint32_t& floor) {
-    uint32_t top = 0;
-    for (int g = 0; g < groups_; ++g) {
+    share_groups([this](int g) {
       uint32_t greatest = 0;
-      each_of(g, [&greatest](uint32_t key, uint32_t) { greatest = greatest < key ? key : greatest; });
+      each_block(g, [&greatest](const uint32_t* keys, int n, uint32_t) {
+        for (int i = 0; i < n; ++i) greatest = greater(greatest, keys[i]);
+      });
       room_.greatest[g] = greatest;
-      top = top < greatest ? greatest : top;
-    }
+    });
+    uint32_t top = 0;
+    for (int g = 0; g < groups_; ++g) top = greater(top, room_.greatest[g]);
     floor = want == 1 ? top : 0;
     if (want > 1 && want <= groups_) {
       uint32_t sorted[SampleRoom::kGroups];
@@ -152,14 +155,22 @@ class SampleRow {
   // The groups' sums take the place of the bins.
   template <class V>
   uint64_t weigh(const V& what) {
-    uint64_t all = 0;
-    for (int g = 0; g < groups_; ++g) {
+    share_groups([this, &what](int g) {
       uint64_t mass = 0;
-      if (room_.greatest[g] >= first_of_entry(what.kept.least))
-        each_of(g, [&what, &mass](uint32_t key, uint32_t id) { mass += what.mass_left(key, id); });
+      if (room_.greatest[g] >= first_of_entry(what.kept.least)) {
+        each_block(g, [what, &mass](const uint32_t* keys, int n, uint32_t id) {
+          uint64_t some = 0;
+          if (what.is_plain())
+            for (int i = 0; i < n; ++i) some += what.plain_mass_left(keys[i], id + uint32_t(i));
+          else
+            for (int i = 0; i < n; ++i) some += what.mass_left(keys[i], id + uint32_t(i));
+          mass += some;
+        });
+      }
       room_.shared.mass[g] = mass;
-      all += mass;
-    }
+    });
+    uint64_t all = 0;
+    for (int g = 0; g < groups_; ++g) all += room_.shared.mass[g];
     return all;
   }
   template <class V>
@@ -175,23 +186,42 @@ class SampleRow {
   }
 
  private:
+  // f(group) for all, shared among threads; but those that count previous tokens have one place for them.
+  template <class F>
+  void share_groups(const F& f) {
+    Team team = team_;
+    if (listed_ > 0) team.threads = 1;
+    parallel_shares(team, groups_, [&f](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) f(int(g));
+    });
+  }
   // f(key, id) for the tokens of a group.
   template <class F>
   KERNELS_INLINE void each_of(int group, const F& f) {
+    each_block(group, [&f](const uint32_t* keys, int n, uint32_t id) KERNELS_INLINE {
+      for (int i = 0; i < n; ++i) f(keys[i], id + uint32_t(i));
+    });
+  }
+  // f(keys, n, first id) for blocks of a group's tokens, so that the compiler makes vectors of loops over them.
+  template <class F>
+  KERNELS_INLINE void each_block(int group, const F& f) {
     const int64_t begin = group * size_, end = lesser(vocabulary_, begin + size_);
     if (listed_ > 0 && (begin < counted_ || end > counted_ + SampleRoom::kTile)) count_previous(begin);
-    packs_.each(begin, end, [this, &f](auto width, int64_t col) KERNELS_INLINE {
-      constexpr int N = decltype(width)::value;
-      const auto x = convert<float>(resolve(source_, fetch<N>(source_, row_, col), row_, col));
-      if (!adjusted_) {
-        uint32_t keys[N];
-        for (int i = 0; i < N; ++i) keys[i] = key_of(x.v[i]);
-        for (int i = 0; i < N; ++i) f(keys[i], uint32_t(col + i));
-      } else {
-        for (int i = 0; i < N; ++i)
-          f(key_of(adjust_(x.v[i], col + i, listed_ > 0 ? room_.counts[col + i - counted_] : 0)), uint32_t(col + i));
-      }
-    });
+    constexpr int most = 256;
+    alignas(64) float logits[most];
+    alignas(64) uint32_t keys[most];
+    for (int64_t at = begin; at < end; at += most) {
+      const int n = int(lesser(end - at, int64_t(most)));
+      packs_.each(at, at + n, [&](auto width, int64_t col) KERNELS_INLINE {
+        constexpr int N = decltype(width)::value;
+        const auto x = convert<float>(resolve(source_, fetch<N>(source_, row_, col), row_, col));
+        for (int i = 0; i < N; ++i) logits[col - at + i] = x.v[i];
+      });
+      for (int i = 0; adjusted_ && i < n; ++i)
+        logits[i] = adjust_(logits[i], at + i, listed_ > 0 ? room_.counts[at + i - counted_] : 0);
+      for (int i = 0; i < n; ++i) keys[i] = key_of(logits[i]);
+      f(keys, n, uint32_t(at));
+    }
   }
   // How often the tokens from `begin` on occur in the list.
   void count_previous(int64_t begin) {
@@ -210,20 +240,23 @@ class SampleRow {
   int64_t row_, vocabulary_, size_ = 0;
   int groups_ = 0;
   SampleRoom& room_;
+  const Team& team_;
   SampleBlock block_;
   const int32_t* previous_ = nullptr;
   int64_t listed_ = 0, prompt_ = 0, counted_ = INT64_MAX / 2;
 };
 
-// Every row of a problem, shared among threads.
+// Every row of a problem, shared among threads, or a single one's groups.
 template <class P>
 void run_samples(const Team& all, const P& p) {
   const Team team = all.for_work(double(p.rows) * double(p.vocabulary));
+  Team inside = team;
+  if (p.rows > 1) inside.threads = 1;
   parallel_shares(team, p.rows, [&](int64_t begin, int64_t end) {
     SampleRoom room;
     for (int64_t row = begin; row < end; ++row) {
       const SampleRules rules = p.rules(row);
-      SampleRow<typename P::Source> one(p.source, p.options, rules, row, p.vocabulary, room);
+      SampleRow<typename P::Source> one(p.source, p.options, rules, row, p.vocabulary, room, inside);
       p.solve(one, rules, row);
     }
   });
