@@ -38,7 +38,8 @@ void same_bits() {
 TEST_CASE("calls: softmax gives the same bits every time, whatever the grid") { same_bits<Softmax, k::half>(); }
 TEST_CASE("calls: layernorm gives the same bits every time, whatever the grid") { same_bits<LayerNorm, float>(); }
 
-// Of a policy that is spelt out; the automatic choice and split rows look at the number of rows.
+// Of a policy that is spelt out, and of few rows; the automatic choice and split rows look at how many there are, and
+// streamed rows at whether there are more than twice as many as multiprocessors.
 TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
   Stream stream;
   const int64_t rows = 40, chosen = 17;
@@ -70,6 +71,101 @@ TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
                 }(),
                 [&](int64_t c) { return one.get(0, c); }) == "");
     }
+  }
+}
+
+namespace {
+
+bool same_plan(const k::RowPlan& a, const k::RowPlan& b) {
+  return text(a.policy) == text(b.policy) && a.pack == b.pack && a.width == b.width && a.warp_width == b.warp_width &&
+         a.count == b.count && a.kept == b.kept && a.chunks == b.chunks && a.ends == b.ends;
+}
+
+// The bits of a row alone, and in batches of which it is not the same row; and what the plans say.
+template <class Op, class T>
+void same_in_every_batch() {
+  Stream stream;
+  const int64_t chosen = 133, many = std::max<int64_t>(200, 2 * sm_count() + 8);
+  struct Rows {
+    int64_t cols, ld;
+  };
+  // That lie alike between multiples of 16 bytes, packed or not, and that do not; the longest is shared by a cluster.
+  const Rows all[] = {{1024, 1024}, {8192, 8192}, {9001, 9008}, {9001, 9001}, {16384, 16384}, {140000, 140000}};
+  struct Batch {
+    int64_t first, rows;
+  };
+  const Batch batches[] = {{chosen, 1}, {chosen - 2, 7}, {chosen - 120, 200}, {0, many}};
+  for (const Rows& size : all) {
+    const int64_t cols = size.cols, ld = size.ld;
+    if (is_shortened() && cols > 20000) continue;
+    Device<T> x(many, cols, ld);
+    Device<float> y(many, cols, ld), mean(many, 1, 1), rstd(many, 1, 1);
+    randomize(x, 1);
+    for (k::RowPolicy p : {k::RowPolicy{}, policy(k::Residency::streamed, 64), policy(k::Residency::streamed)}) {
+      p.batch_invariant = true;
+      std::vector<float> alone;
+      k::RowPlan plan_alone;
+      for (const Batch& batch : batches) {
+        INFO(batch.rows << " of " << cols << " columns " << ld << " apart, " << text(p));
+        const auto in = k::load(static_cast<const T*>(x.data()) + batch.first * ld, ld);
+        const auto out = k::store(y.data() + batch.first * ld, ld);
+        k::RowPlan plan;
+        REQUIRE(k::row_plan(stream, Op{}.options(), in, out, batch.rows, cols, p, plan));
+        CHECK(plan.policy.batch_invariant);
+        CHECK(plan.ends == (ld > cols));
+        CHECK((plan.pack == 1) == (cols % 2 != 0 && ld == cols));
+        CHECK((*plan.why_not != 0) == (plan.pack == 1));
+        check_cuda(cudaMemsetAsync(y.data(), 0xff, size_t(many * ld) * sizeof(float), stream));
+        REQUIRE(Op{}.run(stream, in, out, batch.rows, cols, p, mean.data() + batch.first, rstd.data() + batch.first));
+        stream.wait();
+        y.download(), mean.download(), rstd.download();
+        std::vector<float> row;
+        for (int64_t c = 0; c < cols; ++c) row.push_back(y.get(chosen, c));
+        if (Op::has_mean) row.push_back(mean.get(chosen, 0));
+        if (Op::has_rstd) row.push_back(rstd.get(chosen, 0));
+        if (alone.empty()) {
+          alone = row, plan_alone = plan;
+          Row<float> want = row_of(x, chosen);
+          Op{}.expect(want);
+          CHECK(mismatch(chosen, want, [&](int64_t c) { return y.get(chosen, c); }) == "");
+        }
+        CHECK(same_plan(plan, plan_alone));
+        CHECK(std::memcmp(row.data(), alone.data(), row.size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("calls: batch_invariant gives a row of softmax the same bits in every batch") {
+  same_in_every_batch<Softmax, k::half>();
+}
+TEST_CASE("calls: batch_invariant gives a row of layernorm the same bits in every batch") {
+  same_in_every_batch<LayerNorm, float>();
+}
+TEST_CASE("calls: batch_invariant gives a row of rmsnorm the same bits in every batch") {
+  same_in_every_batch<RmsNorm, k::half>();
+}
+
+// What it rules out is there without it.
+TEST_CASE("calls: without batch_invariant few long rows are shared by more blocks") {
+  Stream stream;
+  Workspace workspace(1);
+  const k::half* x = reinterpret_cast<const k::half*>(uintptr_t(1) << 20);  // planned with, never read
+  float* y = reinterpret_cast<float*>(uintptr_t(1) << 46);
+  for (const bool invariant : {false, true}) {
+    k::RowPolicy p;
+    p.batch_invariant = invariant;
+    k::RowPlan plan;
+    REQUIRE(k::row_plan(workspace.exec(stream), k::Softmax{}, k::load(x, 8192), k::store(y, 8192), 1, 8192, p, plan));
+    INFO(text(plan.policy));
+    CHECK((plan.policy.cluster > 1 || plan.policy.residency == k::Residency::split) == !invariant);
+    CHECK(plan.policy.batch_invariant == invariant);
+    p.residency = k::Residency::split;
+    const k::Status split =
+        k::row_plan(workspace.exec(stream), k::Softmax{}, k::load(x, 8192), k::store(y, 8192), 1, 8192, p, plan);
+    if (invariant) CHECK(split.code() == k::Code::invalid);
   }
 }
 

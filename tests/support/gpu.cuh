@@ -232,7 +232,7 @@ std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
 inline std::string text(const k::RowPolicy& p) {
   std::ostringstream out;
   out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " max_pack " << p.max_pack
-      << " max_blocks " << p.max_blocks;
+      << " max_blocks " << p.max_blocks << (p.batch_invariant ? " batch_invariant" : "");
   return out.str();
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }

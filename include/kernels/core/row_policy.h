@@ -28,6 +28,10 @@ struct RowPolicy {
   int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
   int max_pack = 0;        // an upper limit on the pack width; 0: none
   int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
+  // A row's results have the same bits however many rows there are and whichever of them it is, for the same columns,
+  // types, strides, alignment and GPU. Few long rows, which more blocks would share otherwise, take longer, and rows
+  // that begin differently between multiples of 16 bytes are moved element for element. Not with split.
+  bool batch_invariant = false;
 };
 
 // What a call does: the policy with every field filled in.
@@ -54,6 +58,8 @@ inline constexpr const char* whole_only =
     "rows or columns are no multiples of 16 bytes, and where the policy wants a row packs would have to be";
 inline constexpr const char* short_rows =
     "rows or columns are no multiples of 16 bytes, and rows are too short to cut them where they are";
+inline constexpr const char* by_place =
+    "rows begin differently between multiples of 16 bytes, and with batch_invariant all are cut alike";
 inline constexpr const char* apart =
     "rows of in and out lie so differently between multiples of 16 bytes that not even 4 bytes of them could be written at once";
 inline constexpr const char* pieces =

@@ -65,7 +65,7 @@ class RowEngine : public RowPlanner<Problem> {
         if constexpr (N == wide && kDeep > K) {
           // Where one block fills a multiprocessor, or there are few, each thread must have more under way.
           using Deep = StreamBody<Problem, N, kDeep>;
-          const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
+          const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count && !policy.batch_invariant;
           if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads &&
               plan.warp_width >= 32 * N * kDeep) {
             return start<Deep>(how, {p_, plan, {}});

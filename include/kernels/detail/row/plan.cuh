@@ -103,6 +103,8 @@ class RowPlanner {
         (asked.threads != 0 || asked.cluster != 1)) {
       return invalid("policy: threads and cluster go with a residency");
     }
+    if (asked.batch_invariant && asked.residency == Residency::split)
+      return invalid("policy: how rows are split depends on how many there are, which batch_invariant rules out");
     plan = RowPlan{};
     plan.policy = asked;
     choose_pack(plan);
@@ -156,6 +158,7 @@ class RowPlanner {
       if (automatic && p_.cols < tuning::kEndsPacks * ends_pack) return why_not::short_rows;
       const Plane out = plane_of(p_.sink, p_.rows, p_.cols);
       if (leads<typename Problem::Source>() && !known(plane_of(p_.source, p_.rows, p_.cols))) return why_not::unknown;
+      if (asked.batch_invariant && phase().step % uint32_t(ends_pack) != 0) return why_not::by_place;
       if (!leads<typename Problem::Source>() || !known(out)) return "";
       // In how wide pieces the sink can write where the source's packs begin.
       const RowPhase in = phase(), other = phase_of(out);
@@ -222,8 +225,10 @@ class RowPlanner {
     bool clusters = false;
     if (p_.cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
-    // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do.
-    if (p_.rows <= ex_.device().sm_count && p_.cols * scale > 2 * tuning::kFewRowsElements) {
+    // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do. What is
+    // below does not look at the number of rows.
+    const bool few = p_.rows <= ex_.device().sm_count && !policy.batch_invariant;
+    if (few && p_.cols * scale > 2 * tuning::kFewRowsElements) {
       if (clusters) return choose_cluster(plan);
       if (!Problem::row_sink && ex_.workspace().ptr != nullptr &&
           ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
