@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 "$compiler" --version | head -1
 optimize=-O1
 if [[ $(basename "$compiler") == clang* ]]; then optimize=-O0; fi  # clang warns as it parses, g++ of some things as it optimizes
-build=("$compiler" -std=c++17 "$optimize" -Wall -Wextra -Werror -I "$include_dir" -pthread "$program")
+build=("$compiler" -std=c++17 "$optimize" -Wall -Wextra -Wshadow -Wconversion -Werror -I "$include_dir" -pthread "$program")
 echo "run: $*"
 "${build[@]}" "$@" -o "$work/program"
 "$work/program"

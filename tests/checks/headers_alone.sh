@@ -66,6 +66,14 @@ if [[ $(basename "$compiler") == nvcc* ]]; then
   for standard in 17 20; do
     try "all headers, C++$standard" "$compiler" "-std=c++$standard" "${flags[@]}" -Xcompiler=-Wall,-Wextra,-Werror -c "$work/all.cu" -o "$work/all.o"
   done
+  refused() {  # an older standard: in one line, and not by whatever it lacks
+    local said
+    if said=$("$compiler" -std=c++14 -arch=sm_80 -I "$include_dir" -ptx "$1" -o "$work/out.ptx" 2>&1); then return 1; fi
+    printf '%s\n' "$said"
+    [[ $(grep -c 'error' <<< "$said") -le 2 && $said == *'#error "kernels needs C++17 or later"'* ]]
+  }
+  printf '#include <kernels/softmax.cuh>\n' > "$work/alone.cu"
+  try "C++14" refused "$work/alone.cu"
 else
   mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.h' | sort)
   # The compiler's own include folders, without the one in which a CUDA toolkit lies, if there is one.

@@ -1,7 +1,7 @@
 // Compiler and platform switches. The only header besides arch/arch.cuh that looks at __CUDA_ARCH__.
 #pragma once
 
-#if !defined(__CUDACC__) && !(defined(_MSVC_LANG) ? _MSVC_LANG >= 201703L : __cplusplus >= 201703L)
+#if !(defined(_MSVC_LANG) ? _MSVC_LANG >= 201703L : __cplusplus >= 201703L)
 #error "kernels needs C++17 or later"
 #endif
 

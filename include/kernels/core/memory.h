@@ -157,7 +157,7 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
   constexpr int bytes = N * int(sizeof(T));
 #if defined(__AVX__)
   if constexpr (bytes % 16 == 0) {
-    if (past_cache && reinterpret_cast<uintptr_t>(to) % lesser(bytes & -bytes, 64) == 0)
+    if (past_cache && reinterpret_cast<uintptr_t>(to) % uintptr_t(lesser(bytes & -bytes, 64)) == 0)
       return detail::stream_bytes<bytes>(to, pack.v);
   }
 #endif

@@ -246,14 +246,15 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
     row.gather_bins();
     if (row.leads()) {
       auto& block = row.block();
-      SampleShared& s = block.shared();
+      SampleShared& own = block.shared();
       const uint64_t sum = block.scan(
-          kBins, [&s](int i) { return s.mass[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
+          kBins, [&own](int i) { return own.mass[i]; }, [&own](int i, uint64_t before) { own.mass[i] = before; });
       if (round == 0) budget = budget_of(sum);
-      block.each(kBins, [&s, sum, budget](int i) {
-        if (i == 0) s.listed = 0;
-        const uint64_t before = s.mass[i], after = i + 1 < kBins ? s.mass[i + 1] : sum;
-        if (before < budget && budget <= after) s.bin = uint32_t(i), s.bin_count = s.count[i], s.left = budget - before;
+      block.each(kBins, [&own, sum, budget](int i) {
+        if (i == 0) own.listed = 0;
+        const uint64_t before = own.mass[i], after = i + 1 < kBins ? own.mass[i + 1] : sum;
+        if (before < budget && budget <= after)
+          own.bin = uint32_t(i), own.bin_count = own.count[i], own.left = budget - before;
       });
     }
     row.sync();
@@ -268,16 +269,17 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   row.sync();
   if (row.leads()) {
     auto& block = row.block();
-    SampleShared& s = block.shared();
-    const int n = int(s.listed);
-    block.ranks(n, s.entries, [&s, &visit](int i, int rank) {
-      s.sorted[rank] = s.entries[i];
-      s.weights[rank] = visit.mass(id_of(s.entries[i]), visit.levels(s.keys[i]));
+    SampleShared& own = block.shared();
+    const int n = int(own.listed);
+    block.ranks(n, own.entries, [&own, &visit](int i, int rank) {
+      own.sorted[rank] = own.entries[i];
+      own.weights[rank] = visit.mass(id_of(own.entries[i]), visit.levels(own.keys[i]));
     });
-    block.scan(n, [&s](int i) { return s.weights[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
-    block.each(n, [&s, budget](int i) {
-      if (i == 0) s.listed = 0;
-      if (s.mass[i] < budget && budget <= s.mass[i] + s.weights[i]) s.edge = s.sorted[i];
+    block.scan(
+        n, [&own](int i) { return own.weights[i]; }, [&own](int i, uint64_t before) { own.mass[i] = before; });
+    block.each(n, [&own, budget](int i) {
+      if (i == 0) own.listed = 0;
+      if (own.mass[i] < budget && budget <= own.mass[i] + own.weights[i]) own.edge = own.sorted[i];
     });
   }
   row.sync();

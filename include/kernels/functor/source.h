@@ -17,7 +17,7 @@ template <class T>
 int aligned_pack(const T* p, int64_t ld, int widest) {
   int n = widest;
   for (; n > 1; n /= 2) {
-    const uintptr_t unit = n * sizeof(T) < 16 ? n * sizeof(T) : 16;
+    const uintptr_t bytes = uintptr_t(n) * sizeof(T), unit = bytes < 16 ? bytes : 16;
     if (reinterpret_cast<uintptr_t>(p) % unit == 0 && (uint64_t(ld) * sizeof(T)) % unit == 0) break;
   }
   return n;

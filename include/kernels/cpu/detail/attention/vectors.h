@@ -193,14 +193,15 @@ KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t col
                             KERNELS_INLINE { so_far[t()][j()] = multiply_add<float>(x[t()], y, so_far[t()][j()]); });
     });
   };
-  using Stretch = DecodedStretch<Codes>;
+  using KeyStretch = DecodedStretch<Codes>;
   int64_t col = 0;
-  each_stretch<Stretch>(cols, [&](int64_t begin) KERNELS_INLINE {
-    unrolled<Stretch::vectors>([&](auto i) KERNELS_INLINE {
+  each_stretch<KeyStretch>(cols, [&](int64_t begin) KERNELS_INLINE {
+    unrolled<KeyStretch::vectors>([&](auto i) KERNELS_INLINE {
       between(begin + i() * N);
-      step(begin + i() * N, [&](const auto& row) KERNELS_INLINE { return Stretch::template vector<i()>(row, begin); });
+      step(begin + i() * N,
+           [&](const auto& row) KERNELS_INLINE { return KeyStretch::template vector<i()>(row, begin); });
     });
-    col = begin + Stretch::cols;
+    col = begin + KeyStretch::cols;
   });
   for (; col + N <= cols; col += N) {
     between(col);

@@ -38,7 +38,7 @@ constexpr int64_t kShortCols = 2048;
 constexpr int kStride = 2048;
 
 // Packs that divide these columns divide all groups.
-inline int64_t dividing_groups(int64_t cols, int group) {
+inline int64_t dividing_groups(int64_t cols, int64_t group) {
   return cols % kWidestPack == 0 && group % kWidestPack == 0 ? kWidestPack : 1;
 }
 // A group of columns into a sink that looks at its values before it writes them: value(Width<n>, col) is read for the
