@@ -471,6 +471,32 @@ TEST_CASE("logits beyond 5e4") {
   CHECK_TALLY(t);
 }
 
+// Of as many keys as there are for decode(): what is not relative to the largest logit overflows, or becomes 0.
+TEST_CASE("all of many keys with a bias of 1e3 or -1e3") {
+  Tally t;
+  const int64_t keys = is_shortened() ? 6000 : 65536;
+  for (AttentionCase c : {AttentionCase{{70}, {keys}, 2, 1, 64}, AttentionCase{{3}, {keys}, 2, 1, 128}}) {
+    c.aligned = true;
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+        value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    // All high, all low, and the second half high.
+    for (const int64_t high_from : {int64_t(0), keys, keys / 2}) {
+      std::vector<k::half> biases;
+      for (int64_t i = 0; i < keys; ++i) biases.push_back(make<k::half>(i >= high_from ? 1e3 : -1e3));
+      const OnDevice<k::half> there(biases);
+      const k::ScoreBias<k::half> score = k::score_bias(static_cast<const k::half*>(there.data()), 0, 0, 0);
+      ScoreModel model;
+      model.transform = [&](Real<> x, const Spot& s) { return x + constant(value_of(biases[size_t(s.key)])); };
+      attends<k::bfloat16, float>(t, "1e3 from key " + std::to_string(high_from), c,
+                                  k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value, score, model,
+                                  17);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 namespace {
 
 // Keys of T.

@@ -55,6 +55,68 @@ TEST_CASE("parts of the keys, merged, are the whole") {
   CHECK((memory.get(1, 3) == 0 && memory.get(2, 0) == -std::numeric_limits<float>::infinity()));
 }
 
+TEST_CASE("parts merged in a graph, replayed with others") {
+  Tally t;
+  const double hidden = -std::numeric_limits<double>::infinity();
+  for (const int64_t dim : {40, 128}) {
+    const int64_t parts = 3, tokens = 5, heads = 3, width = heads * dim;
+    Device<float> o(parts * tokens, width, width), lse(parts * tokens, heads, heads), merged(tokens, width, width + 4),
+        merged_lse(tokens, heads, heads);
+    Stream stream;
+    for (const bool programmatic : {false, true}) {
+      k::Status status;
+      const Graph graph(stream, [&] {
+        status = k::merge_states(
+            k::Exec(stream).programmatic(programmatic), k::load(static_cast<const float*>(o.data()), width),
+            k::load(static_cast<const float*>(lse.data()), heads), k::store(merged.data(), merged.ld()),
+            {parts, tokens, heads, dim}, k::Attention{}.lse(merged_lse.data()));
+      });
+      t.expect(status.ok(), "%s", status.reason());
+      for (const int replay : {1, 2, 3}) {
+        Random random{uint64_t(replay)};
+        for (int64_t r = 0; r < parts * tokens; ++r) {
+          for (int64_t i = 0; i < width; ++i) o.set(r, i, float(random.normal()));
+          // Parts that see nothing, and one head of a token of which no part does.
+          for (int64_t h = 0; h < heads; ++h) {
+            const bool sees = (r + h) % 4 != replay && (r % tokens != replay || h != 1);
+            lse.set(r, h, sees ? float(5 * replay * random.normal()) : float(hidden));
+          }
+        }
+        o.upload(), lse.upload();
+        graph.replay();
+        merged.download(), merged_lse.download();
+        t.expect(merged.intact() && merged_lse.intact(), "wrote outside its rows");
+        for (int64_t token = 0; token < tokens; ++token) {
+          for (int64_t h = 0; h < heads; ++h) {
+            Row<> shares, want;
+            for (int64_t p = 0; p < parts; ++p) shares.push_back(Real<>(lse.get(p * tokens + token, h)));
+            double largest = 0;
+            const Real<> log_sum = log_sum_exp(shares, largest);
+            if (largest != hidden) softmax(shares);
+            for (int64_t i = 0; i < dim; ++i) {
+              Real<> sum(0);
+              for (int64_t p = 0; p < parts && largest != hidden; ++p)
+                sum = sum + shares[size_t(p)] * Real<>(o.get(p * tokens + token, h * dim + i));
+              want.push_back(sum);
+            }
+            const std::string problem =
+                mismatch(token, want, [&](int64_t i) { return merged.get(token, h * dim + i); });
+            t.expect(problem.empty(), "dim %d, replay %d, head %d: %s", int(dim), replay, int(h), problem.c_str());
+            const Real<> total =
+                largest == hidden ? Real<>(hidden)
+                                  : Real<>(largest + log_sum.v,
+                                           log_sum.e + 4 * unit<float> * (std::fabs(largest) + std::fabs(log_sum.v)));
+            const float got = merged_lse.get(token, h);
+            t.expect(within(got, total), "dim %d, replay %d, token %d head %d: lse %g, want %g", int(dim), replay,
+                     int(token), int(h), got, total.v);
+          }
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("a prefix that the batch shares is read once") {
   Tally t;
   const int64_t batch = 6, prefix = 500, dim = 64, heads = 4, kv_heads = 2, width = heads * dim;

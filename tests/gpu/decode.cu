@@ -185,6 +185,38 @@ TEST_CASE("decode: very long sequences beside short ones") {
   CHECK_TALLY(t);
 }
 
+// Logits of about 1,000: what is not relative to the largest one overflows, or becomes 0.
+TEST_CASE("decode: all of many keys with a bias of 1e3 or -1e3") {
+  Tally t;
+  const int64_t keys = is_shortened() ? 6000 : 65536;
+  const AttentionCase c{{1}, {keys}, 4, 1, 64};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  struct Biases {
+    const char* name;
+    std::function<bool(int64_t)> high;
+  };
+  const Biases all[] = {{"1e3", [](int64_t) { return true; }},
+                        {"-1e3", [](int64_t) { return false; }},
+                        {"1e3 behind half of the keys", [keys](int64_t i) { return i >= keys / 2; }},
+                        {"1e3 at the last key", [keys](int64_t i) { return i == keys - 1; }}};
+  for (const Biases& b : all) {
+    std::vector<k::half> biases;
+    for (int64_t i = 0; i < keys; ++i) biases.push_back(make<k::half>(b.high(i) ? 1e3 : -1e3));
+    const OnDevice<k::half> there(biases);
+    ScoreModel model;
+    model.transform = [&](Real<> x, const Spot& s) { return x + constant(value_of(biases[size_t(s.key)])); };
+    with_view(where, key, value, [&](const auto& kv) {
+      for (const auto mode : kModes)
+        check_decode<64, k::half, float>(t, b.name, c, kv, key, value,
+                                         k::score_bias(static_cast<const k::half*>(there.data()), 0, 0, 0), model, mode,
+                                         precision_of(mode, DType::f16, DType::f16, false), 1);
+    });
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: cut in a fixed number of parts") {
   Tally t;
   for (const int splits : {1, 2, 7, 16, 17, 256}) {
