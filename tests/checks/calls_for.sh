@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # calls_for.sh NVCC ARCH assemble|link|look INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more architecture, with
-# these flags, without a warning, with the assembler, or also with the linker of device code, or looked at by the front end alone. Little is optimized, because nothing runs.
+# these flags, without a warning, with the assembler, or also with the linker of device code, or looked at by the front end alone. Little is
+# optimized where that compiles, because nothing runs.
 set -euo pipefail
 nvcc=$1 arch=$2 how=$3 include_dir=$4 work=$5
 shift 5
 
-"$nvcc" --list-gpu-arch | grep -qx "compute_$arch" || { echo "skipped: this nvcc does not know sm_$arch"; exit 77; }
+"$nvcc" --list-gpu-arch | grep -qx "compute_${arch%a}" || { echo "skipped: this nvcc does not know sm_$arch"; exit 77; }
 flags=()
 while [[ ${1-} == -* ]]; do
   flags+=("$1")
@@ -19,6 +20,8 @@ if [[ $how == look ]]; then
 elif [[ $how == link ]]; then  # what is not optimized calls functions that are inlined otherwise
   "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -rdc=true -Xcompiler -O0 -c -o "$all.o"
   "$nvcc" -gencode "arch=compute_$arch,code=sm_$arch" -dlink "$all.o" -o "$all.linked.o"
-else  # the assembler takes longer for code of -O0
-  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" -Xcicc -O1 -Xptxas -O0 -cubin -o "$all.cubin"
+else
+  less=(-Xcicc -O1 -Xptxas -O0)                # the assembler takes longer for code of -O0
+  if [[ $arch == *a ]]; then less=(); fi       # kernels that trade registers do not get by with them
+  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" "${less[@]}" -cubin -o "$all.cubin"
 fi

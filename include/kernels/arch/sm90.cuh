@@ -257,14 +257,22 @@ __device__ __forceinline__ void mbarrier_arrive_there(uint32_t remote_barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
   }
 }
-// Arrives at a barrier of another block, which `bytes` by store_async() are on their way to.
+// Arrives at a barrier of another block, which `bytes` by store_async() are on their way to. Nothing else is handed
+// over, but before PTX 8.6 every arrival is a release.
+#if CUDART_VERSION >= 12080
+#define KERNELS_ARRIVES "relaxed"
+#else
+#define KERNELS_ARRIVES "release"
+#endif
 __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_barrier, int bytes) {
   if constexpr (kClusters) {
-    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote_barrier),
+    asm volatile("mbarrier.arrive.expect_tx." KERNELS_ARRIVES
+                 ".cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote_barrier),
                  "r"(bytes)
                  : "memory");
   }
 }
+#undef KERNELS_ARRIVES
 
 // A barrier of some warps of a block, with a number from 1 to 15: sync() waits until `threads` have come to it,
 // arrive() counts and goes on.

@@ -413,6 +413,14 @@ struct BoxedGemmBody {
     multiply_all<kHeight>(sums, Operands(stages, kHeight), ring, at, steps, [] {});
     lay_out<kHeight>(p, tile, factors, sums, stages);
   }
+  // The sums of a tile of any height are the first of these. Lambdas take them by these names, as the compiler of CUDA
+  // 12.4 crashes where one names an alias template for an array.
+  static constexpr int kMostTokens = in_eight ? 128 : 192;
+  using MostSums = Sums<kMostTokens>;
+  template <int kHeight>
+  static __device__ __forceinline__ Sums<kHeight>& first_of(MostSums& sums) {
+    return reinterpret_cast<Sums<kHeight>&>(sums);
+  }
   // Blocks that stay. The groups find all tiles, and take every other one. A group waits for the first operands of its
   // tile when the other one has seen the last of its own: the parity of a barrier does not tell a phase from the last
   // but one.
@@ -452,13 +460,12 @@ struct BoxedGemmBody {
     const int count = each_tile([&](const Tile& tile, int number) {
       if (number % 2 != group) return at.skip(steps);
       wait_for_turn();
-      constexpr int kMost = in_eight ? 128 : 192;
-      Sums<kMost> sums = {};
+      MostSums sums = {};
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
           if (params.tokens != kHeight) return;
-          auto& mine = reinterpret_cast<Sums<kHeight>&>(sums);
+          auto& mine = first_of<kHeight>(sums);
           multiply_all<kHeight>(mine, operands, ring, at, steps, pass_turn);
           if constexpr (in_eight) scale_rows<kHeight>(params.problem, tile, nullptr, mine);
         }
@@ -467,7 +474,7 @@ struct BoxedGemmBody {
 #pragma unroll 1
       for (int i = 0; i < params.tokens / Slabs::kTokens; ++i) {
         KERNELS_UNROLL
-        for (int j = 0; j < kMost / Slabs::kTokens; ++j)
+        for (int j = 0; j < kMostTokens / Slabs::kTokens; ++j)
           if (i == j) Slabs::lay_out(slab, sums[j]);
         Slabs::put_slabs(params, tile, slab, 1, i * Slabs::kTokens, 0, 1);
       }
