@@ -2,6 +2,7 @@
 # snippets.sh CXX|NVCC SOURCE_DIR [flags]: every C++ example of the README and the docs includes a header of the library and compiles without a
 # warning: with nvcc those with .cuh headers, otherwise the others. They are one translation unit, each in a namespace of its own behind what it
 # includes. Those with a main() are also run, with nvcc where there is a GPU, and print what stands in a ```text block right behind them, if there is one.
+# Blocks of ```cuda, which need more than CUDA, are copies of files in examples.
 set -euo pipefail
 compiler=$1 source=$2
 shift 2
@@ -14,6 +15,7 @@ if [[ $(basename "$compiler") == nvcc* ]]; then cuda=true; fi
 for page in "$source"/README.md "$source"/docs/*.md; do
   awk -v to="$work/$(basename "$page" .md)" '
     /^```cpp/ { kind = ".cpp"; name = to "_" NR; next }
+    /^```cuda/ { kind = ".cuda"; name = to "_" NR; next }
     /^```text/ && name != "" { kind = ".txt"; next }
     /^```/ { if (kind != ".cpp") name = ""; kind = ""; next }
     kind != "" { print > (name kind); next }
@@ -40,6 +42,9 @@ for snippet in "$work"/*.cpp; do
     printf '  if (name == "%s") return %s::main();\n' "$name" "$name" >> "$work/calls"
   fi
   printf '%s\nnamespace %s {\n#line 1 "%s"\n%s\n}\n' "$(grep '^#include' "$snippet")" "$name" "$name" "$code" >> "$work/all"
+done
+for copy in "$work"/*.cuda; do
+  find "$source/examples" -name '*.cu' -exec cmp -s {} "$copy" \; -print | grep -q . || { echo "no file of examples is this" > "$work/log"; fail "$(basename "$copy" .cuda)"; }
 done
 all=$work/all.cpp build=("$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -pthread)
 if $cuda; then all=$work/all.cu build=("$compiler" -std=c++17 -Werror all-warnings -arch=native); fi
