@@ -85,7 +85,7 @@ bool same_plan(const k::RowPlan& a, const k::RowPlan& b) {
 template <class Op, class T>
 void same_in_every_batch() {
   Stream stream;
-  const int64_t chosen = 133, many = std::max<int64_t>(200, 2 * sm_count() + 8);
+  const int64_t chosen = 133, many = std::max<int64_t>(220, 2 * sm_count() + 8);
   struct Rows {
     int64_t cols, ld;
   };
