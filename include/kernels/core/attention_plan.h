@@ -62,7 +62,8 @@ inline constexpr const char* alignment = "the view does not say its alignment():
 inline constexpr const char* keys_end = "keys do not end at multiples of 16 bytes";
 inline constexpr const char* values_end = "values do not end at multiples of 16 bytes";
 inline constexpr const char* shared = "the code was compiled for a GPU with more shared memory";
-inline constexpr const char* target = "the code was not compiled for sm_90a, for which there are faster kernels";
+inline constexpr const char* target =
+    "the code was not compiled for sm_90a without -rdc=true, for which there are faster kernels";
 inline constexpr const char* mixed =
     "keys or values of 16 bits have scales, or only one of the two has codes: there is no kernel for sm_90a";
 inline constexpr const char* queries = "queries do not begin at multiples of 16 bytes";
