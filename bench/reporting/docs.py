@@ -142,15 +142,15 @@ ATTENTION_PEERS = ("flash_attention_2", "flash_attention_3", "cudnn")
 def attention(results):
     lengths = [512, 1024, 2048, 4096, 8192, 16384]
     lines = []
-    for shape, mask in dict.fromkeys((m[1], m[2]) for m, people in results.of("attention", r"bf16/(d[\d-]+x[\d/]+)x\d+/(full|causal)") if any(us(people, who) for who in ATTENTION_PEERS)):
+    for dtype, shape, mask in dict.fromkeys((m[1], m[2], m[3]) for m, people in results.of("attention", r"(bf16|fp8-products)/(d[\d-]+x[\d/]+)x\d+/(full|causal)") if any(us(people, who) for who in ATTENTION_PEERS)):
         cells = []
         for length in lengths:
-            people = results.cases.get(("attention", f"bf16/{shape}x{length}/{mask}"), {})
+            people = results.cases.get(("attention", f"{dtype}/{shape}x{length}/{mask}"), {})
             rate = lambda who: f"{people[who].figures['TFLOP/s']:.0f}" if us(people, who) else "-"
             cells.append(f"{rate('kernels')} ({', '.join(map(rate, ATTENTION_PEERS))})" if us(people, "kernels") else "")
         dim, heads = shape[1:].split("x")
         count, _, of_keys = heads.partition("/")
-        lines.append([f"{count}{f' ({of_keys} of keys)' if of_keys else ''} x {dim}, {'causal' if mask == 'causal' else 'all'}"] + cells)
+        lines.append([f"{count}{f' ({of_keys} of keys)' if of_keys else ''} x {dim}{'' if dtype == 'bf16' else ', in 8 bits'}, {'causal' if mask == 'causal' else 'all'}"] + cells)
     return markdown(["heads x columns, keys"] + [f"{length:,}" for length in lengths], lines)
 
 
