@@ -81,8 +81,7 @@
 
 // Everything stands in an inline namespace that is named after what its code depends on: the version, the storage
 // types, the instruction set that the host's code may use, how freely the compiler may calculate (-ffast-math and its
-// parts, as far as the compiler's macros tell), whose threads it runs on, and, of .cu files, the GPUs and whether nvcc
-// links device code (-rdc=true). Files that are compiled with different
+// parts, as far as the compiler's macros tell), and whose threads it runs on. Files that are compiled with different
 // flags then keep their own code in one program, whatever the linker does with inline functions, and choose between
 // them as it runs (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets:
 // their functions are always inlined. Whatever else is handed from one such file to another should be of plain types.
@@ -177,30 +176,14 @@
 #else
 #define KERNELS_THREADS_NAME
 #endif
-// GPUs, as a list of up to 16: without their names a file would run the kernels of whichever file the linker took them
-// from, or find that these have no code for its GPU.
-#if defined(__CUDA_ARCH_LIST__) && !defined(_MSC_VER)
-#define KERNELS_JOIN16_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ...) \
-  _sm##a##b##c##d##e##f##g##h##i##j##k##l##m##n##o##p
-#define KERNELS_JOIN16(...) KERNELS_JOIN16_(__VA_ARGS__)
-#define KERNELS_GPUS_NAME KERNELS_JOIN16(__CUDA_ARCH_LIST__, , , , , , , , , , , , , , , , )
-#else
-#define KERNELS_GPUS_NAME
-#endif
-#if defined(__CUDACC_RDC__)
-#define KERNELS_LINKED_NAME _rdc
-#else
-#define KERNELS_LINKED_NAME
-#endif
-#define KERNELS_JOIN17_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q) \
-  a##b##c##d##e##f##g##h##i##j##k##l##m##n##o##p##q
-#define KERNELS_JOIN17(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q) \
-  KERNELS_JOIN17_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+#define KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) a##b##c##d##e##f##g##h##i##j##k##l##m##n##o
+#define KERNELS_JOIN15(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) \
+  KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
 #define KERNELS_ISA                                                                                            \
-  KERNELS_JOIN17(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,        \
+  KERNELS_JOIN15(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,        \
                  KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME,        \
                  KERNELS_MATH_ASSOCIATIVE, KERNELS_MATH_RECIPROCAL, KERNELS_MATH_ZEROS, KERNELS_MATH_ROUNDING, \
-                 KERNELS_THREADS_NAME, KERNELS_GPUS_NAME, KERNELS_LINKED_NAME)
+                 KERNELS_THREADS_NAME)
 
 // -ffast-math lets a compiler reorder sums. clang does not in a function that begins with KERNELS_SUMS_IN_ORDER; for
 // others KERNELS_REORDERS_SUMS says whether they may. Old versions of GCC tell only that there is some flag of the
