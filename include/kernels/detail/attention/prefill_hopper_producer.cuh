@@ -70,9 +70,9 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
   using HopperItemProducer<Parts>::bring_item;
-  // With 128 columns and room for the next queries: 16 heads, 1,024 keys take 220 us for 241, causal 146 for 150, 32 on
-  // 8 274 for 283, 16,384 keys the same (H200, in turns). With 64 columns, where producers have few registers, causal
-  // 1,024 keys would take 225 for 210.
+  // With 128 columns and room for the next queries: causal, 1,024 keys of 16 heads take 146 us for 150, of 32 on 8 275
+  // for 283, 2,048 keys 454 for 462; 16,384 keys, and all that has no mask, the same (H200, in turns). With 64 columns,
+  // where producers have few registers, causal 1,024 keys would take 225 for 210.
   static constexpr bool kPreparesNext = kDim == 128 && Parts::kQueryStages > 1 && !kInEight;
   using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
