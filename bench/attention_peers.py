@@ -23,6 +23,7 @@ TOKENS = 16384
 E4M3 = torch.float8_e4m3fn
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")  # its own package, and one of its forward calls alone
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+WITHOUT_E4M3 = (*WHO, "flash_attn")
 
 
 class OwnCalls:
@@ -133,8 +134,9 @@ def timed(made, queries, keys, values, causal, calls):
     """{who: figures, or why there are none}."""
     graphs, figures = {}, {}
     for who, make in made.items():
-        # Those of PyTorch do not take these.
-        if who in WHO and queries[0].dtype == E4M3 or who == "flash_attention_2" and keys[0].shape[3] != values[0].shape[3]:
+        if who in WITHOUT_E4M3 and queries[0].dtype == E4M3:
+            continue
+        if who == "flash_attention_2" and keys[0].shape[3] != values[0].shape[3]:  # that of PyTorch does not take these
             continue
         try:
             graphs[who] = prepared(who, make, queries, keys, values, causal, calls)
