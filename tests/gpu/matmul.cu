@@ -756,20 +756,26 @@ TEST_CASE("matmul: blocks stay where there are many tiles") {
   const int64_t m = 1920, n = 512, cols = 4096;
   const Device<k::half> memory(m, cols, cols);
   const Device<float> results(m, n, n);
-  const auto ask = [&](int sms, k::MatmulPolicy policy) {
+  const auto ask_with = [&](const auto& sink, int sms, k::MatmulPolicy policy) {
     k::DeviceInfo device = k::Exec(stream).device();
     device.sm_count = sms;
     const auto in = k::load(static_cast<const k::half*>(memory.data()), cols);
     k::MatmulPlan plan;
-    REQUIRE(
-        k::matmul_plan(k::Exec(stream, device), in, in, k::store(results.data(), n), {m, n, cols}, {}, policy, plan));
+    REQUIRE(k::matmul_plan(k::Exec(stream, device), in, in, sink, {m, n, cols}, {}, policy, plan));
     return plan;
   };
+  const auto ask = [&](int sms, k::MatmulPolicy policy) { return ask_with(k::store(results.data(), n), sms, policy); };
   const k::MatmulPlan few = ask(4, {});
   CHECK(few.tiles_at_once == (image == 90 ? 2 : 1));
   if (image == 90) CHECK((few.tile_tokens == 192 && few.tile_rows == 128));
   CHECK(ask(4, {Path::gemm, 128, 256}).tiles_at_once == 1);
   CHECK(ask(132, {}).tiles_at_once == 1);
+  // Not by themselves where the sink reads a matrix.
+  const auto residual = k::add(k::load(results.data(), n)) | k::store(results.data(), n);
+  k::MatmulPolicy turns;
+  turns.tiles_at_once = 2;
+  CHECK(ask_with(residual, 4, {}).tiles_at_once == 1);
+  if (image == 90) CHECK(ask_with(residual, 4, turns).tiles_at_once == 2);
 }
 
 TEST_CASE("matmul: a plan says why it is not the fastest") {

@@ -659,9 +659,10 @@ class ProductEngine {
     return (this->*start)(best, image, plan, taken);
   }
   // Whether one of two groups that take turns at tiles has handed over its sums when the other one has multiplied: it
-  // has few registers for what the sink reads, and for pairs. H200, half, 512, 1,024 and 2,048 tokens: x += ... of 4096
-  // x 14336 85, 176 and 378 us, with turns 95, 191 and 385, of 4096 x 4096 31, 60 and 126, and 41, 68 and 131; but
-  // gates of 14336 x 4096 195, 374 and 785, and 175, 352 and 742.
+  // has few registers for what the sink reads, and for pairs. H200 (CUDA 13.0, 2026-11, by a program that was not
+  // kept), half, 512, 1,024 and 2,048 tokens: x += ... of 4096 x 14336 85, 176 and 378 us, with turns 95, 191 and 385,
+  // of 4096 x 4096 31, 60 and 126, and 41, 68 and 131; but gates of 14336 x 4096 195, 374 and 785, and 175, 352 and
+  // 742.
   static constexpr bool kHandsOverSoon = outputs_per_store<P> == 1 && !Traits<typename P::Map>::reads_matrix;
   template <class Body, class Start>
   void consider(int image, Choice& best, Start& start) const {
