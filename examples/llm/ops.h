@@ -72,7 +72,7 @@ struct Rope {
   float amplitude = 1;
 };
 
-enum class Activation : uint8_t { silu, gelu_tanh, gelu_erf };
+enum class Activation : uint8_t { silu, gelu_tanh };
 
 // The rows of a step: `each` tokens of each of so many sequences, one sequence after the other.
 struct Tokens {

@@ -429,8 +429,7 @@ size_t walk_bytes(const Walk& w) {
                     w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&
                     (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) &&
                     (w.head.data == nullptr || kBits == 16) && w.hidden % whole == 0 && w.inner % whole == 0 &&
-                    w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
-                    w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
+                    w.shape.heads * dim % whole == 0 && w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
   for (const Rope& rope : w.ropes) {
     if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % kTile != 0) return 0;
     if (w.head_norms && rope.frequencies != nullptr && rope.rotary_dim != dim) return 0;
