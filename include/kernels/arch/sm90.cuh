@@ -211,6 +211,13 @@ __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, in
                  : "memory");
   }
 }
+// The same of bytes that lie side by side, a multiple of 16 at a multiple of 16.
+__device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) {
+  if constexpr (kClusters) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+  }
+}
 __device__ __forceinline__ void stored_boxes_commit() {
   if constexpr (kClusters) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

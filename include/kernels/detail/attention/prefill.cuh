@@ -290,7 +290,7 @@ struct PrefillBody {
   static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {
     if constexpr (lies_as<typename P::Q, TK>) {
       const P& p = params.problem;
-      if (!params.grid.even(p) || blockIdx.x + params.grid.at_once >= gridDim.x) return;
+      if (!params.grid.even || blockIdx.x + params.grid.at_once >= gridDim.x) return;
       const PrefillRows rows = params.grid.even_rows(p, kRows, blockIdx.x + params.grid.at_once);
       const int lines = dim / 64;
 #pragma unroll 1

@@ -249,9 +249,10 @@ Status start_prefill(const Exec& ex, const P& problem) {
   how.shared = Body::shared_bytes(problem.shape);
   how.next_waits = grid.back;
   typename Body::Params params{problem, grid};
-  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem));
+  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries());
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
+    if (grid.even) return {};
     using Merge = PrefillMerge<P, kShared>;
     const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, kShared).rows);
     if (items == 0) return {};
@@ -356,7 +357,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
   plan.box_rows = plan.result_box_rows = 0;
   if constexpr (has_boxes<Body>) {
-    const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem));
+    const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries());
     plan.box_rows = boxes.rows, plan.result_box_rows = boxes.result_rows;
   }
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;

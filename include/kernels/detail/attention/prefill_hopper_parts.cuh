@@ -191,7 +191,7 @@ struct HopperPrefillParts
   // brackets without: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221);
   // 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128
   // columns, 2,048 keys without a mask, 468 (457).
-  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
+  static constexpr bool kBoxesOfResults = Items::kBoxes && !P::kSplits && kQueryStages == 2 && !kInEight &&
                                           is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
 
   // Scales of keys, then of values, of each stage: where they begin.

@@ -21,7 +21,7 @@ struct HopperItemProducer : Parts {
     Item& item = shared.items[number % kItems];
     uint64_t* const full = &shared.item_full[number % kItems];
     arch::mbarrier_wait_in_block(&shared.item_empty[number % kItems], number / kItems % 2 ^ 1);
-    if (PrefillGrid::even(p)) {
+    if (!Parts::Problem::kSplits && params.grid.even) {  // others have no registers for both
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {

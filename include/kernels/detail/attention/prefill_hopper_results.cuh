@@ -9,7 +9,7 @@ namespace detail {
 // What results are before the sink has them: rounded to what a sink of 16 bits stores, if it does nothing else, or
 // floats.
 template <class P>
-using result_type = std::conditional_t<!P::kSplits && is_16_bit<typename Traits<typename P::Out>::Stored>,
+using result_type = std::conditional_t<is_16_bit<typename Traits<typename P::Out>::Stored>,
                                        typename Traits<typename P::Out>::Stored, float>;
 
 // Of four lanes side by side, word i of lane t becomes word t of lane i.
@@ -50,23 +50,14 @@ class ResultRows {
   // Outputs in the fragments of mma, each half of them times a factor.
   __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
                                       const float (&factor)[2]) const {
+    if (leaves_part<P>(rows)) return leave(p, rows, outputs, factor);
     Pack<T, 8> packs[kBlocks][2];
     KERNELS_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
       KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) packs[i][half] = gather(outputs, i * 4, half, factor[half]);
+      for (int half = 0; half < 2; ++half) packs[i][half] = gather<T>(outputs, i * 4, half, factor[half]);
     }
     const int cols = int(p.shape.value_dim()) - first_col_;
-    if (leaves_part<P>(rows)) {
-      if constexpr (P::kSplits) {
-        KERNELS_UNROLL
-        for (int i = 0; i < kBlocks * 2; ++i) {
-          if (row(i % 2) < rows.count && i / 2 * 32 < cols)
-            leave_outputs(p, rows, row(i % 2), packs[i / 2][i % 2], first_col_ + i / 2 * 32);
-        }
-      }
-      return;
-    }
     const auto map = sink_map(p.out);
     const auto& end = sink_end(p.out);
     if (p.out_pack >= kPack) {
@@ -100,7 +91,20 @@ class ResultRows {
  private:
   __device__ __forceinline__ int row(int half) const { return first_row_ + half * 8 + int(threadIdx.x % 32) / 4; }
 
+  // Of a part of the keys.
+  __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
+                                        const float (&factor)[2]) const {
+    const int cols = int(p.shape.value_dim()) - first_col_;
+    KERNELS_UNROLL
+    for (int i = 0; i < kBlocks * 2; ++i) {
+      const Pack<float, 8> some = gather<float>(outputs, i / 2 * 4, i % 2, factor[i % 2]);
+      if (row(i % 2) < rows.count && i / 2 * 32 < cols)
+        leave_outputs(p, rows, row(i % 2), some, first_col_ + i / 2 * 32);
+    }
+  }
+
   // The lane's 8 columns of four times 8.
+  template <class T>
   static __device__ __forceinline__ Pack<T, 8> gather(const float (&outputs)[kCols / 8][4], int first, int half,
                                                       float factor) {
     Pack<T, 8> values;
@@ -123,6 +127,41 @@ class ResultRows {
 
   int first_row_, first_col_;
   int64_t to_[2], col_[2];
+};
+
+// What a warpgroup leaves of a part of the keys: kCols columns of 64 rows, by way of shared memory, and from there by
+// the TMA unit, a row at a time. A lane that writes what it has, 8 bytes of each of many rows, takes 2 us longer, and 4
+// with all columns exchanged as above (H200, latents).
+template <int kCols>
+struct LeftRows {
+  static constexpr int kPitch = kCols * 4 + 32;  // so that 8 rows have banks of their own
+  static constexpr int kBytes = 64 * kPitch;
+
+  // By all threads of a warpgroup; first_row: the warp's. May be written over when stored_boxes_wait() returns.
+  template <class P>
+  static __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, unsigned char* tile, int first_row,
+                                               int first_col, const float (&outputs)[kCols / 8][4],
+                                               const float (&factor)[2], int barrier) {
+    if constexpr (P::kSplits) {
+      const int lane = int(threadIdx.x % 32), thread = int(threadIdx.x % 128);
+      unsigned char* const mine = tile + (first_row + lane / 4) * kPitch + lane % 4 * 8;
+      arch::named_barrier_sync(barrier, 128);  // others may have read what was there
+      KERNELS_UNROLL
+      for (int i = 0; i < kCols / 8 * 2; ++i) {
+        const int half = i % 2;
+        const float* const pair = outputs[i / 2] + half * 2;
+        *reinterpret_cast<::float2*>(mine + half * 8 * kPitch + i / 2 * 32) =
+            make_float2(pair[0] * factor[half], pair[1] * factor[half]);
+      }
+      arch::async_proxy_fence();
+      arch::named_barrier_sync(barrier, 128);
+      if (thread < rows.count && thread < 64)
+        arch::store_bytes(p.parts.outputs + (int64_t(rows.left_first) + thread) * p.shape.value_dim() + first_col,
+                          arch::shared_address(tile) + thread * kPitch, kCols * 4);
+      arch::stored_boxes_commit();
+      arch::stored_boxes_wait();
+    }
+  }
 };
 
 // A warp's 16 rows of results go to the tile of its warpgroup, which lies as the TMA unit takes it.

@@ -193,6 +193,11 @@ struct LatentConsumer : Parts {
   static constexpr int kSlack = 8;
   using Work = PrefillWork<P, TK, 1, kKeys, kCols, 4 + 4 * kGroup, kSlack>;
   static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;  // of the products of 16 columns
+  static constexpr int kOwnBarrier = Parts::kProducerBarrier + 1 + kGroup;
+  // The keys' place has room for what is left: the next tile of queries is not looked for until all of this one is
+  // done.
+  using Left = LeftRows<kCols>;
+  static_assert(2 * Left::kBytes <= Parts::kStages * Parts::kStageBytes && Parts::kItems == 1, "room for results");
 
   // The columns of queries behind those in shared memory, in the fragments of mma.
   struct HeldQueries {
@@ -429,7 +434,12 @@ struct LatentConsumer : Parts {
       else
         send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
     }
-    if (mine) ResultRows<kCols, P>(p, rows, Work::first_row(), kGroup * kCols).put(p, rows, outputs, inverse);
+    if (!mine) return;
+    if (leaves_part<P>(rows)) {
+      unsigned char* const tile = memory + Parts::kQueryBytes + kGroup * Left::kBytes;
+      return Left::leave(p, rows, tile, Work::first_row(), kGroup * kCols, outputs, inverse, kOwnBarrier);
+    }
+    ResultRows<kCols, P>(p, rows, Work::first_row(), kGroup * kCols).put(p, rows, outputs, inverse);
   }
 
   // What outputs are to be multiplied with.

@@ -77,7 +77,7 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { 
 // parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
 // need: a block looks for the sequence that a tile belongs to in their sums, and the host, which does not know the
 // lengths, launches as many blocks as there can be, or so many that a few find nothing and the others walk on to
-// further tiles.
+// further tiles. So it is where keys are cut, as the host does not know how many there are.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
@@ -90,6 +90,7 @@ struct PrefillGrid {
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = INT64_MAX;
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
+  bool even = false;  // whether all sequences have the same blocks, and no keys are cut
   PrefillCuts cuts;
 
   // share: whether blocks are shared out among all sequences.
@@ -101,7 +102,8 @@ struct PrefillGrid {
                   "what the workspace has room for");
     PrefillGrid grid(shape, PrefillCuts(device, p.options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
-    if (even(shape, splits)) Body::share_out(grid, p);
+    if (grid.even)
+      Body::share_out(grid, p);
     else if (Body::kWalking > 0) grid.walk(Body::kWalking);
     return grid;
   }
@@ -160,7 +162,7 @@ struct PrefillGrid {
   // By all threads of a block; with a barrier, or ahead of one. `kept` is for those that ask again.
   template <class Body, class P>
   __device__ __forceinline__ PrefillRows rows(const P& p, PrefillRows& kept) const {
-    if (even(p)) {
+    if (even) {
       const PrefillRows r = even_rows(p, Body::kRows, blockIdx.x);
       if (threadIdx.x == 0) kept = r;
       return r;
@@ -169,21 +171,15 @@ struct PrefillGrid {
     __syncthreads();
     return same_in_lanes(kept);
   }
-  // Whether all sequences have the same blocks.
-  static KERNELS_HD bool even(const AttentionShape& shape, bool splits) {
-    return !splits && shape.q_offsets == nullptr;
-  }
-  template <class P>
-  static __device__ __forceinline__ bool even(const P& p) { return even(p.shape, P::kSplits); }
   // Whether the rows of each tile are queries of one head, and all sequences have the same number of queries.
-  template <class P>
-  bool rows_are_queries(const P& p) const { return even(p.shape, P::kSplits) && pack.divisor == 1; }
+  bool rows_are_queries() const { return even && pack.divisor == 1; }
 
   template <class P>
   __device__ __forceinline__ PrefillRows even_rows(const P& p, int each, unsigned block) const {
     unsigned tile = block, part = tiles(tile), head = parts(part), b = heads(head);
     PrefillRows r = of_sequence(p, int(b));
     r.pack = pack;
+    if constexpr (P::kSplits) r.key_end = r.keys;
     place(r, each, tiles.divisor, tile, part, head);
     return r;
   }
@@ -198,13 +194,19 @@ struct PrefillGrid {
   __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found) const {
     constexpr unsigned all = 0xffffffffu;
     constexpr int kUncut = 1 << 30;
+    if (P::kSplits && even) {
+      if (threadIdx.x % 32 == 0) found = even_rows(p, Body::kRows, wanted);
+      return;
+    }
     enum class Pass { whole, key_tiles, parts, find };
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
     const int begin = int(lesser<int64_t>(int64_t(lane) * each, p.shape.batch)),
               end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
+    const bool alike = p.shape.q_offsets == nullptr;  // the same queries everywhere
     bool shares = false;
     if constexpr (P::kSplits) shares = cuts.shared;
-    Pass pass = shares ? Pass::whole : Pass::parts;
+    // Where queries are alike the host knows that blocks of whole sequences can run at the same time, or it was even.
+    Pass pass = !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
     int most = kUncut;       // tiles of keys in a part
     unsigned block = 0;      // which of the lane's
     int left_ahead = 0;      // rows that sequences ahead of it leave
@@ -214,7 +216,7 @@ struct PrefillGrid {
       int left = 0;
       KERNELS_ROLLED
       for (int b = begin; b < end; ++b) {
-        const Share s = share<Body>(p, b);
+        const Share s = share<Body>(p, b, alike);
         const Cut cut = cut_of(p, s, most);
         if (pass == Pass::find && block - sum < cut.blocks) {
           found = rows_in<Body>(p, s, cut.splits, block - sum, left_ahead + left);
@@ -282,6 +284,9 @@ struct PrefillGrid {
                        : of_head * heads.divisor * shape.batch;
     if (tiles_in_all == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
+    const bool whole = !splits || (cuts.shared ? tiles_in_all > cuts.once : cuts.most_of(longest) == 1);
+    even = whole && shape.q_offsets == nullptr;
+    if (even) return;
     // With q_offsets each tile but one of a sequence is full.
     if (shape.q_offsets != nullptr)
       tiles_in_all = lesser(
@@ -324,7 +329,7 @@ struct PrefillGrid {
     r.count = greater(0, lesser(each, r.queries * int(r.pack.divisor) - r.first));
   }
 
-  // What a sequence needs: tiles of rows, and as many blocks if its keys are not cut.
+  // What a sequence needs: tiles of rows, as many blocks if its keys are not cut, and tiles of keys.
   struct Share {
     int b;
     unsigned tiles, blocks;
@@ -332,15 +337,19 @@ struct PrefillGrid {
     bool together;
   };
   template <class Body, class P>
-  __device__ __forceinline__ Share share(const P& p, int b) const {
+  __device__ __forceinline__ Share share(const P& p, int b, bool alike) const {
     constexpr unsigned each = Body::kRows;
     Share s{};
     const unsigned queries = unsigned(p.shape.queries(b));
     s.b = b, s.queries = int(queries);
-    s.tiles = queries / each + (queries % each > 0);
-    const int64_t together = packed_tiles(queries, group.divisor, each);
-    s.together = together < int64_t(s.tiles) * group.divisor;
-    if (s.together) s.tiles = unsigned(together);
+    if (alike) {
+      s.tiles = tiles.divisor, s.together = pack.divisor > 1;
+    } else {
+      s.tiles = queries / each + (queries % each > 0);
+      const int64_t together = packed_tiles(queries, group.divisor, each);
+      s.together = together < int64_t(s.tiles) * group.divisor;
+      if (s.together) s.tiles = unsigned(together);
+    }
     s.blocks = s.tiles * unsigned(s.together ? p.shape.kv_heads : p.shape.heads) * parts.divisor;
     if constexpr (P::kSplits) {
       if (queries == 0) return s;
