@@ -36,7 +36,7 @@ struct HopperItems {
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kItems = kItems_;
   static constexpr bool kPairs = kPairs_, kWarpgroups = true;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
-  static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
+  static constexpr int kWalking = 2;          // blocks for each multiprocessor, where sequences differ
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
   // Whether the TMA unit may copy keys and values: where their layout is known.
@@ -203,6 +203,7 @@ struct HopperPrefillParts
         item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
     uint64_t copied_full[kInEight ? kStages : 1];  // of values before they are turned
     Item items[kItems];
+    PrefillGrid::Sums block_sums[32];
   };
   static constexpr int kQueryBytes = Queries::kRuns * Queries::kRunBytes,
                        kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);

@@ -25,7 +25,7 @@ struct HopperItemProducer : Parts {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {
-      if (threadIdx.x < 32) params.grid.template search<Parts>(p, wanted, item.rows);
+      if (threadIdx.x < 32) params.grid.template search<Parts>(p, wanted, item.rows, shared.block_sums, number > 0);
       arch::named_barrier_sync(kProducerBarrier, 128);
       rows = same_in_lanes(item.rows);
       if (rows.count == 0) {

@@ -75,6 +75,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
         item_full[kItems], item_empty[kItems];
     uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
     Item items[kItems];
+    PrefillGrid::Sums block_sums[32];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);

@@ -104,7 +104,8 @@ struct PrefillGrid {
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (grid.even)
       Body::share_out(grid, p);
-    else if (Body::kWalking > 0) grid.walk(Body::kWalking);
+    else if (Body::kWalking > 0)
+      grid.walk(Body::kWalking), grid.back = true;
     return grid;
   }
   int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
@@ -167,7 +168,7 @@ struct PrefillGrid {
       if (threadIdx.x == 0) kept = r;
       return r;
     }
-    if (threadIdx.x < 32) search<Body>(p, blockIdx.x, kept);
+    if (threadIdx.x < 32) search<Body>(p, blockIdx.x, kept, nullptr, false);
     __syncthreads();
     return same_in_lanes(kept);
   }
@@ -190,15 +191,22 @@ struct PrefillGrid {
   //
   // Where blocks are shared out among all sequences, parts have so many tiles of keys that all of them run at the same
   // time, or sequences are not cut.
+  //
+  // Who looks for further tiles keeps the sums of the first search, of 32 lanes in shared memory.
+  struct Sums {
+    unsigned up_to, own;   // blocks of the lane's sequences and those ahead of them, and of the lane's
+    int left_ahead, most;  // rows that sequences ahead leave; tiles of keys in a part
+  };
   template <class Body, class P>
-  __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found) const {
+  __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found, Sums* kept,
+                                         bool known) const {
     constexpr unsigned all = 0xffffffffu;
     constexpr int kUncut = 1 << 30;
     if (P::kSplits && even) {
       if (threadIdx.x % 32 == 0) found = even_rows(p, Body::kRows, wanted);
       return;
     }
-    enum class Pass { whole, key_tiles, parts, find };
+    enum class Pass { whole, key_tiles, parts, known, find };
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
     const int begin = int(lesser<int64_t>(int64_t(lane) * each, p.shape.batch)),
               end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
@@ -206,20 +214,20 @@ struct PrefillGrid {
     bool shares = false;
     if constexpr (P::kSplits) shares = cuts.shared;
     // Where queries are alike the host knows that blocks of whole sequences can run at the same time, or it was even.
-    Pass pass = !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
-    int most = kUncut;       // tiles of keys in a part
-    unsigned block = 0;      // which of the lane's
-    int left_ahead = 0;      // rows that sequences ahead of it leave
+    Pass pass = known ? Pass::known : !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
+    Sums sums{0, 0, 0, kUncut};
+    if (known) sums = kept[lane];
+    unsigned block = 0;  // which of the lane's
     KERNELS_ROLLED
     for (;;) {
       unsigned sum = 0;
       int left = 0;
       KERNELS_ROLLED
-      for (int b = begin; b < end; ++b) {
+      for (int b = pass == Pass::known ? end : begin; b < end; ++b) {
         const Share s = share<Body>(p, b, alike);
-        const Cut cut = cut_of(p, s, most);
+        const Cut cut = cut_of(p, s, sums.most);
         if (pass == Pass::find && block - sum < cut.blocks) {
-          found = rows_in<Body>(p, s, cut.splits, block - sum, left_ahead + left);
+          found = rows_in<Body>(p, s, cut.splits, block - sum, sums.left_ahead + left);
           return;
         }
         sum += pass == Pass::key_tiles ? s.blocks * unsigned(s.key_tiles) : cut.blocks, left += cut.left;
@@ -230,6 +238,7 @@ struct PrefillGrid {
           pass = Pass::key_tiles;
           continue;
         }
+        int& most = sums.most;
         if (pass == Pass::key_tiles || (pass == Pass::parts && total > once && most < kUncut / 2)) {
           most = pass == Pass::key_tiles ? greater(int(PrefillCuts::kFewestOfShared), int(total / once))
                                          : most + most / 16 + 1;
@@ -237,21 +246,24 @@ struct PrefillGrid {
           continue;
         }
       }
-      unsigned up_to = sum;
-      left_ahead = left;
-      KERNELS_ROLLED
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const unsigned other = __shfl_up_sync(all, up_to, distance);
-        const int other_left = P::kSplits ? __shfl_up_sync(all, left_ahead, distance) : 0;
-        if (lane >= distance) up_to += other, left_ahead += other_left;
+      if (pass != Pass::known) {
+        sums.up_to = sums.own = sum, sums.left_ahead = left;
+        KERNELS_ROLLED
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const unsigned other = __shfl_up_sync(all, sums.up_to, distance);
+          const int other_left = P::kSplits ? __shfl_up_sync(all, sums.left_ahead, distance) : 0;
+          if (lane >= distance) sums.up_to += other, sums.left_ahead += other_left;
+        }
+        if constexpr (P::kSplits) {
+          if (blockIdx.x == 0 && lane == 31) *p.parts.count = sums.left_ahead;
+        }
+        sums.left_ahead -= left;
+        if (kept != nullptr) kept[lane] = sums;
       }
-      if constexpr (P::kSplits) {
-        if (blockIdx.x == 0 && lane == 31) *p.parts.count = left_ahead;
-      }
-      const int owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
+      const int owner = __ffs(int(__ballot_sync(all, wanted < sums.up_to))) - 1;
       if (owner < 0 && lane == 0) found.count = 0;
       if (lane != owner) return;
-      block = wanted - (up_to - sum), left_ahead -= left;
+      block = wanted - (sums.up_to - sums.own);
       pass = Pass::find;
     }
   }
