@@ -4,13 +4,15 @@
 // where there are fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32;
 // fp8-products: queries, keys and values are e4m3, and multiplied as such. Of fp16, fp8-half, int8-half and int4-half
 // queries and results are half, and codes are decoded to it. Causal attention counts half of the operations. Of
-// d576-512 the values are columns of the keys (MLA). Two more kinds are causal, of 32 heads over 8 of keys with 128
+// d576-512 the values are columns of the keys (MLA). Three more kinds are causal, of 32 heads over 8 of keys with 128
 // columns, keys in one run:
 //   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and
 //                                                             whole, without
 //   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many
 //       keys as the prompts: together and split, one call of attention() without and with a workspace; prompts,
 //       singles, by attention() and decode(): the parts
+//   attention/bf16/d128x32/8x<prompts>x<queries>/causal/<who> prompts of 16,384 tokens in all: even, one shape, and
+//       ragged, with offsets; even_split and ragged_split, the same with a workspace
 // bf16-soft_cap and bf16-own_soft_cap: with that score, which a user wrote in the second; bf16-alibi, bf16-window of
 // 1,024 keys, bf16-mask of bits and bf16-bias of halves: with these, which all heads and sequences share.
 // bench/attention_peers.py times bf16 in turns with PyTorch's kernels.
@@ -212,6 +214,33 @@ void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
          4.0 * double(width) * (double(queries) * double(keys) - double(queries) * double(queries - 1) / 2));
 }
 
+void prompts(benchmark::State& state, int64_t queries, bool ragged, bool split) {
+  constexpr int64_t width = kHeads * kDim;
+  bench::arena().reset();
+  const int64_t batch = kTokens / queries;
+  const Cache cache(batch, queries, 1);
+  const T* const q = bench::arena().take<T>(size_t(kTokens * width), 99);
+  T* const o = bench::arena().reserve<T>(size_t(kTokens * width));
+  std::vector<int32_t> offsets;
+  for (int64_t b = 0; b <= batch; ++b) offsets.push_back(int32_t(b * queries));
+  const int32_t* const lengths = take_numbers(std::vector<int32_t>(size_t(batch), int32_t(queries)));
+  k::AttentionShape shape{batch, queries, kHeads, kKvHeads, kDim};
+  if (ragged) shape.q_offsets = take_numbers(offsets), shape.tokens = kTokens;
+  const k::Workspace workspace = take_workspace(k::attention_workspace_bytes(k::Exec{}, shape));
+  const auto time = bench::time_us(
+      1,
+      [&](cudaStream_t stream, int) {
+        const auto from = k::load(q, width);
+        const auto to = k::store(o, width);
+        if (split)
+          expect(k::attention<int(kDim)>(stream, from, cache.view(0, lengths), to, shape, k::causal(), workspace, {}));
+        else
+          expect(k::attention<int(kDim)>(stream, from, cache.view(0, lengths), to, shape, k::causal()));
+      },
+      4, 9);
+  report(state, time, 2.0 * double(width) * double(kTokens) * double(queries));
+}
+
 enum class Mixed { together, split, prompts, singles };
 void mixed(benchmark::State& state, int64_t prompt, Mixed what) {
   constexpr int64_t width = kHeads * kDim, prompts = 2, singles = 62, batch = prompts + singles;
@@ -298,6 +327,14 @@ int main(int argc, char** argv) {
   for (const auto& kind : kinds) {
     add_case(std::string("2x4096+62/causal/") + kind.first,
              [what = kind.second](benchmark::State& state) { mixed(state, 4096, what); });
+  }
+  for (const int64_t queries : {256, 1024, 4096}) {
+    for (const bool ragged : {false, true}) {
+      for (const bool split : {false, true})
+        add_case(std::to_string(kTokens / queries) + "x" + std::to_string(queries) + "/causal/" +
+                     (ragged ? "ragged" : "even") + (split ? "_split" : ""),
+                 [=](benchmark::State& state) { prompts(state, queries, ragged, split); });
+    }
   }
   return bench::run(argc, argv, {});
 }

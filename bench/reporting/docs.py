@@ -165,6 +165,19 @@ def other_attention(results):
                      for (dtype, shape, layout), found in cells.items()])
 
 
+def batches(results):
+    """Calls of attention() with and without offsets and a workspace: TFLOP/s."""
+    kinds = [(r"(\d+)x(\d+)", "{} prompts of {}", ("even", "even_split", "ragged", "ragged_split")),
+             (r"(\d+)on(\d+)", "{} queries on {} keys", ("whole", "split", "", "")),
+             (r"2x(\d+)\+(\d+)", "2 prompts of {} and {} single queries", ("", "", "together", "split"))]
+    lines = []
+    for pattern, title, whos in kinds:
+        for m, people in results.of("attention", rf"bf16/d128x32/8x{pattern}/causal"):
+            if any(us(people, who) for who in whos):
+                lines.append([title.format(*(f"{int(x):,}" for x in m.groups()))] + [f"{people[who].figures['TFLOP/s']:.0f}" if us(people, who) else "" for who in whos])
+    return markdown(["", "one shape", "with a workspace", "ragged", "ragged, with a workspace"], lines)
+
+
 def decode(results):
     shapes = list(dict.fromkeys(m[1] for m, _ in results.of("decode", r"fp16/(\d+x\d+),32/8,dense")))
     lines = []
@@ -278,7 +291,7 @@ def tables(directory):
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
             "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results), "rounded_inputs": rounded_inputs(results),
-            "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
+            "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "batches": batches(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "guesses": guesses(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
 

@@ -207,6 +207,8 @@ TEST_CASE("decode over latents: blocks are shared out among all sequences") {
   AttentionCase many = latents({}, {}, 128);  // more tiles of rows than multiprocessors
   for (int i = 0; i < 100; ++i) many.q_lens.push_back(1), many.kv_lens.push_back(i % 9 * 37);
   decodes_latents<T, T>(t, "many", many, Layout::paged_nhd, 0, automatic, 1013);
+  many.ragged_q = false;  // nothing is cut, which the host knows
+  decodes_latents<T, T>(t, "many, even", many, Layout::paged_nhd, 0, automatic, 1009);
   CHECK_TALLY(t);
 }
 

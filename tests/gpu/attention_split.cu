@@ -140,6 +140,67 @@ TEST_CASE("attention in parts: sequences cut themselves, and have the same bits 
   CHECK_TALLY(t);
 }
 
+// Blocks go on to further sequences, many of each lane that looks for them, of which a few are cut.
+TEST_CASE("attention in parts: many sequences") {
+  Tally t;
+  AttentionCase c{{}, {}, 8, 2, 128};
+  for (int i = 0; i < 600; ++i) {
+    const bool is_long = i % 97 == 5;
+    c.q_lens.push_back(is_long ? 3 : i % 7 * 11), c.kv_lens.push_back(is_long ? 5000 : i % 5 * 20 + i % 3);
+  }
+  c.ragged_q = c.aligned = true;
+  for (const bool less : {false, true})
+    attends_in_parts<128, k::half>(t, "many", c, Layout::paged_nhd, -1, 0, less, 499);
+  CHECK_TALLY(t);
+}
+
+// Sequences of one length that have blocks enough: the same blocks as without a workspace, and the same bits.
+TEST_CASE("attention with a workspace where nothing is cut") {
+  Tally t;
+  AttentionCase c{{}, {}, 8, 2, 128};
+  for (int i = 0; i < 40; ++i) c.q_lens.push_back(300), c.kv_lens.push_back(i % 5 * 160);
+  c.aligned = true;
+  const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+  const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  AttentionData<k::half, k::half, DeviceMemory> with(c), without(c);
+  const Stream stream;
+  for (const bool less : {false, true}) {
+    if (t.leaves_out()) continue;
+    const k::Exec ex = less ? with_less(stream) : k::Exec(stream);
+    std::unique_ptr<Memory> memory;
+    const k::Workspace workspace = workspace_of(ex, with.shape(), {}, memory);
+    with_view(where, key, value, [&](const auto& kv) {
+      k::AttentionPlan plans[2];
+      const auto planned = [&](auto& d, bool splits) {
+        return splits ? k::attention_plan<128>(ex, d.source(), kv, d.sink(), d.shape(), k::causal(), workspace,
+                                               d.options(), plans[0])
+                      : k::attention_plan<128>(ex, d.source(), kv, d.sink(), d.shape(), k::causal(), d.options(),
+                                               plans[1]);
+      };
+      t.expect(planned(with, true).ok() && planned(without, false).ok() && plans[0].splits == 1 &&
+                   plans[0].blocks == plans[1].blocks,
+               "%d blocks with a workspace, %d without", int(plans[0].blocks), int(plans[1].blocks));
+      t.expect(
+          k::attention<128>(ex, with.source(), kv, with.sink(), with.shape(), k::causal(), workspace, with.options())
+                  .ok() &&
+              k::attention<128>(ex, without.source(), kv, without.sink(), without.shape(), k::causal(),
+                                without.options())
+                  .ok(),
+          "not attended");
+      stream.wait();
+    });
+    memory->download();
+    check(
+        t, "nothing is cut", with, [&](int64_t row, int64_t x) { return with.q.value(row, x); }, key, value,
+        causal_model(), precision_of<k::half>(key, value), 601);
+    without.o.download(), without.lse.download();
+    t.expect(with.o.bytes() == without.o.bytes() && with.lse.bytes() == without.lse.bytes(),
+             "other bits without a workspace");
+    t.expect(memory->intact(), "wrote outside the workspace");
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("attention in parts: a captured graph follows the lengths") {
   Tally t;
   AttentionCase most{{70, 70}, {4500, 4500}, 4, 2, 128};
