@@ -22,10 +22,10 @@ source .ci/tools.sh
 
 names=(softmax layernorm rmsnorm elementwise matmul matmul_in_eight decode prefill step sampling router norm_heads host_cost peers attention_peers sampling_peers)
 suite=(--invoked "$invoked")
-wanted=() few=false dry=false
+wanted=() few=false quickly=OFF dry=false
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --quick) few=true suite+=(--quick) ;;
+    --quick) few=true quickly=ON suite+=(--quick) ;;
     --fresh) suite+=(--fresh) ;;
     --dry-run) dry=true ;;
     --filter) few=true suite+=(--filter "${2:?--filter wants a regular expression}"); shift ;;
@@ -62,7 +62,8 @@ done
 if [[ ${#wanted[@]} -eq 0 || " ${wanted[*]} " == *" attention_peers "* ]]; then targets+=(attention_calls); fi
 cudnn=$("$python" -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])' 2> /dev/null || true)
 say "$gpu; building for sm_$arch"
-options=(-DCMAKE_CUDA_ARCHITECTURES="$arch-real" -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
+options=(-DCMAKE_CUDA_ARCHITECTURES="$arch-real" -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF
+         "-DKERNELS_BENCH_QUICKLY=$quickly")
 if [[ -n $cudnn ]]; then options+=("-DCUDNN_ROOT=$cudnn"); fi
 configure "$build" "${options[@]}" &> "$build/configure.log" || { tail -n 40 "$build/configure.log" >&2; die "configuring failed"; }
 rm -f "${targets[@]/#/$build/bench/}" "$build/bench/libattention_calls.so"  # what is there afterwards is new
