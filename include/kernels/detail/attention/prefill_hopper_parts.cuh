@@ -36,12 +36,13 @@ struct HopperItems {
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kItems = kItems_;
   static constexpr bool kPairs = kPairs_, kWarpgroups = true;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
-  // Blocks for each multiprocessor, where sequences differ. They go there and back, so that who had tiles with many
-  // keys then has some with few. H200 (CUDA 13.0, 2026-11, a program that was not kept), causal, 32 heads of 128
-  // columns on 8, with 1, 2 and 4 of them, and with one for each tile: 16 sequences of 1,024 queries 327, 329, 331 and
-  // 399 us, 64 of 256 185, 187, 191 and 272, 4 of 4,096 901, 905, 906 and 945, and 16 of 64 to 2,063 544, 502, 518 and
-  // 540.
-  static constexpr int kWalking = 2;
+  // Blocks for each multiprocessor, where sequences differ and there are tiles for twice as many. They go there and
+  // back, so that who had tiles with many keys then has some with few. H200 (CUDA 13.0, 2026-11, a program that was not
+  // kept), causal, 32 heads of 128 columns on 8, with 1, 2 and 4 of them, and with one for each tile: 16 sequences of
+  // 1,024 queries 327, 329, 331 and 399 us, 64 of 256 185, 187, 191 and 272, 4 of 4,096 901, 905, 906 and 945, 16 of 64
+  // to 2,063 544, 502, 518 and 540. With few tiles two leave multiprocessors idle: 16 heads of 64 columns, 4 of 4,096
+  // 433 us for 311.
+  static constexpr int kWalking = 4;
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
   // Whether the TMA unit may copy keys and values: where their layout is known.

@@ -104,7 +104,7 @@ struct PrefillGrid {
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (grid.even)
       Body::share_out(grid, p);
-    else if (Body::kWalking > 0)
+    else if (Body::kWalking > 0 && grid.tiles_in_all >= int64_t(2) * Body::kWalking * grid.at_once)
       grid.walk(Body::kWalking), grid.back = true;
     return grid;
   }
