@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops.h"
+#include "device/ops.h"
 #include "text.h"
 
 namespace llm {

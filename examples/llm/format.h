@@ -4,7 +4,7 @@
 #include <optional>
 #include <set>
 
-#include "template.h"
+#include "template/template.h"
 
 namespace llm {
 

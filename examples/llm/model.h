@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config.h"
-#include "device.h"
+#include "device/device.h"
 #include "weights.h"
 
 namespace llm {

@@ -9,7 +9,7 @@
 
 #include "format.h"
 #include "model.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace llm {
 

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "device.h"
+#include "device/device.h"
 #include "support/catch.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include "fuzz/fuzz.h"
 #include "golden.h"
 #include "support/catch.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace golden;
 

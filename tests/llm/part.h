@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "device.h"
+#include "device/device.h"
 
 namespace golden {
 

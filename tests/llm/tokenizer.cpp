@@ -12,7 +12,7 @@
 #include "base64.h"
 #include "golden.h"
 #include "support/catch.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace golden;
 using llm::Tokenizer;

@@ -20,14 +20,14 @@ echo 'int main() {}' > "$work/empty.cpp"
 
 libraries=(-lpcre2-8 -lutf8proc)
 # In one translation unit, as most of the time goes into the headers.
-sources=("$example"/{config,text,weights}.cpp "$example"/tokenizer*.cpp "$here/target.cpp")
+sources=("$example"/{config,text,weights}.cpp "$example"/tokenizer/*.cpp "$here/target.cpp")
 build+=(-I "$include_dir" -I "$example" -I "$here")
 if [[ -n ${MODELS:-} ]]; then
-  sources+=("$example"/{device,format,model,model_load,model_memory,session}.cpp "$example"/template*.cpp)
+  sources+=("$example"/{device/device,format,model,model_load,model_memory,session}.cpp "$example"/template/*.cpp)
   units="ROWS(scalar) PRODUCTS(scalar,f32) ATTEND(scalar,f32)"
   build+=(-DFUZZ_MODELS=1 "-DLLM_GOLDEN=\"$example/golden\"" "-DLLM_UNITS=$units" -DUNIT=scalar)
   for part in FUZZ_ROWS WEIGHTS=f32 CACHE=f32; do
-    "${build[@]}" "-D$part" -c "$example/cpu.cpp" -o "$work/$part.o"
+    "${build[@]}" "-D$part" -c "$example/device/cpu.cpp" -o "$work/$part.o"
     libraries+=("$work/$part.o")
   done
 fi

@@ -8,7 +8,7 @@
 #include "../base64.h"
 #include "config.h"
 #include "fuzz.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "weights.h"
 #if FUZZ_MODELS
 #include "../golden.h"

@@ -3,7 +3,7 @@
 // the inputs beside them.
 #pragma once
 
-#include "walk_parts.cuh"
+#include "walk/parts.cuh"
 
 namespace llm {
 namespace {

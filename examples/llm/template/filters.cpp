@@ -1,7 +1,7 @@
 // The functions, methods, filters and tests of chat templates.
 #include <functional>
 
-#include "template_run.h"
+#include "template/run.h"
 
 namespace llm {
 namespace jinja {

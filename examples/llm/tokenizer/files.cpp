@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tokenizer_parts.h"
+#include "tokenizer/parts.h"
 
 namespace llm {
 

@@ -3,7 +3,7 @@
 // H100: one warp that begins all of them is slower, by 1 to 2 %. The last two warps prefetch what else a layer needs.
 #pragma once
 
-#include "walk_parts.cuh"
+#include "walk/parts.cuh"
 
 namespace llm {
 namespace {

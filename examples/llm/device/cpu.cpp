@@ -14,7 +14,7 @@
 #include <kernels/embed.h>
 #include <kernels/rope.h>
 
-#include "elements.h"
+#include "device/elements.h"
 
 namespace llm {
 namespace k = kernels;
@@ -47,16 +47,16 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 #endif
 }  // namespace
 
-#include "calls.inl"
+#include "device/calls.inl"
 
 #if defined(WEIGHTS)
-#include "products.inl"
+#include "device/products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
 const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT),   on::kNeeds,  kWeights,  makes<0>,   kFolds,
                                                      kDecodesFrom, takes_codes, qkv,       three,      plain,
                                                      residual,     up,          expert_up, expert_down};
 #elif defined(CACHE)
-#include "attend.inl"
+#include "device/attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);
 const AttendCalls JOIN(attend_, UNIT, CACHE) = {TEXT(UNIT), on::kNeeds, Type::CACHE, attend_bytes, attend};
 #else
@@ -77,7 +77,7 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
   return nullptr;
 }
 }  // namespace
-#include "rows.inl"
+#include "device/rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
 const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed,     norm, add_norm, encode, rotate,
                                          read_all,   route,      combine,   add_gated, cap,  choose,   guess,  verify};

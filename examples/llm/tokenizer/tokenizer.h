@@ -84,7 +84,7 @@ class Tokenizer {
   Tokenizer() = default;
   void read_json(const Json& json, const std::string& what);
   void read_model(const std::string& bytes, const std::string& what);
-  // Of a directory (tokenizer_directory.cpp); type: what class_of() says.
+  // Of a directory (directory.cpp); type: what class_of() says.
   enum class Source { json, model, vocabulary };
   void read_vocabulary(const std::string& directory, const Json& config, const std::string& type);
   void read_added_beside(const std::string& directory, const Json& config, Source source);

@@ -1,10 +1,10 @@
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <limits>
 #include <queue>
 
-#include "tokenizer_parts.h"
+#include "tokenizer/parts.h"
 
 namespace llm {
 

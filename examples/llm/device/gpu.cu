@@ -12,7 +12,7 @@
 #include <kernels/router.cuh>
 #include <kernels/sampling.cuh>
 
-#include "elements.h"
+#include "device/elements.h"
 
 namespace llm {
 namespace k = kernels;
@@ -67,14 +67,14 @@ constexpr Type kCaches[] = {Type::UNIT, Type::f8, Type::i8};
 #endif
 }  // namespace
 
-#include "calls.inl"
+#include "device/calls.inl"
 
 namespace {
 using A = Element<Type::UNIT>;
 }
 
 #if defined(WEIGHTS)
-#include "products.inl"
+#include "device/products.inl"
 namespace {
 bool takes_codes(const Place& place) {
   if constexpr (bits_of(kWeights) == 8) {
@@ -98,7 +98,7 @@ const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT),   0,       
                                                          kDecodesFrom, takes_codes, qkv,       three,      plain,
                                                          residual,     up,          expert_up, expert_down};
 #elif defined(CACHE)
-#include "attend.inl"
+#include "device/attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
 const AttendCalls JOIN(gpu_attend_, UNIT, CACHE) = {TEXT(UNIT), 0, Type::CACHE, attend_bytes, attend};
 #else
@@ -120,7 +120,7 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 }  // namespace
-#include "rows.inl"
+#include "device/rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
 const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0,      Type::UNIT, embed, norm,    add_norm,
                                                encode,     rotate, read_all,   route, combine, add_gated,

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "device.h"
+#include "device/device.h"
 
 namespace llm {
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "template_node.h"
+#include "template/node.h"
 
 namespace llm {
 namespace jinja {

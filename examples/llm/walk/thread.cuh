@@ -1,7 +1,7 @@
 // A thread of the consumers in walk.cu: its place in the block, and how it gets results of other blocks.
 #pragma once
 
-#include "walk_product.cuh"
+#include "walk/product.cuh"
 
 namespace llm {
 namespace {

@@ -1,7 +1,7 @@
 // A chat template's tokens as a tree.
 #include <initializer_list>
 
-#include "template_tokens.h"
+#include "template/tokens.h"
 
 namespace llm {
 namespace jinja {

@@ -1,12 +1,12 @@
 // The tokenizer of a directory: its own file, and what the files beside it say of it.
 #include <algorithm>
 
-#include "tokenizer_parts.h"
+#include "tokenizer/parts.h"
 
 namespace llm {
 namespace {
 
-// How Qwen 2 and 3 split words; GPT-2's way is in tokenizer_steps.cpp.
+// How Qwen 2 and 3 split words; GPT-2's way is in steps.cpp.
 constexpr const char* kQwen2Words =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 

@@ -7,7 +7,7 @@
 #include <kernels/core/dtype.h>
 #include <kernels/core/quant.h>
 
-#include "ops.h"
+#include "device/ops.h"
 
 #define JOIN2(a, b, c) a##b##_##c
 #define JOIN(a, b, c) JOIN2(a, b, c)

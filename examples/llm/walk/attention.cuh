@@ -1,7 +1,7 @@
 // Attention of one token in walk.cu.
 #pragma once
 
-#include "walk_thread.cuh"
+#include "walk/thread.cuh"
 
 namespace llm {
 namespace {

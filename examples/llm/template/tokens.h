@@ -1,7 +1,7 @@
 // What a chat template's text is made of: data, and the words and signs within tags.
 #pragma once
 
-#include "template_node.h"
+#include "template/node.h"
 
 namespace llm {
 namespace jinja {

@@ -1,4 +1,4 @@
-#include "template_run.h"
+#include "template/run.h"
 
 namespace llm {
 namespace jinja {

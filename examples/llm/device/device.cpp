@@ -1,6 +1,6 @@
 // The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last:
 // ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
-#include "device.h"
+#include "device/device.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

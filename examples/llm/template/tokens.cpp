@@ -1,5 +1,5 @@
 // A chat template's text as tokens.
-#include "template_tokens.h"
+#include "template/tokens.h"
 
 #include <cstring>
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace llm {
 

@@ -4,7 +4,7 @@
 #include <ctime>
 #include <deque>
 
-#include "template_values.h"
+#include "template/values.h"
 
 namespace llm {
 namespace jinja {
@@ -337,7 +337,7 @@ class Run : public Values {
     return Value::of(std::move(text));
   }
 
-  // template_filters.cpp: functions, methods, filters and tests that a template may name.
+  // filters.cpp: functions, methods, filters and tests that a template may name.
   Value function(int line, const std::string& name, const Arguments& given);
   template <class F>
   Value cased(int line, const Text& text, const F& upper);

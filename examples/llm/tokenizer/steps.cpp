@@ -4,7 +4,7 @@
 #include <cctype>
 #include <cstring>
 
-#include "tokenizer_parts.h"
+#include "tokenizer/parts.h"
 
 namespace llm {
 

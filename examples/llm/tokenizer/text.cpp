@@ -1,6 +1,6 @@
 #include <utf8proc.h>
 
-#include "tokenizer_parts.h"
+#include "tokenizer/parts.h"
 
 namespace llm {
 

@@ -16,7 +16,7 @@
 //
 // A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has the tiles
 // with numbers b, b + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the
-// other end. A stage of the ring is kChunk bytes of each row of a tile. walk_product.cuh has how these are multiplied.
+// other end. A stage of the ring is kChunk bytes of each row of a tile. product.cuh has how these are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
 // reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
@@ -29,8 +29,8 @@
 
 #include <kernels/detail/tensor_map.cuh>
 
-#include "walk_attention.cuh"
-#include "walk_producer.cuh"
+#include "walk/attention.cuh"
+#include "walk/producer.cuh"
 
 namespace llm {
 namespace {

@@ -10,7 +10,7 @@
 #include <kernels/arch/sm90.cuh>
 #include <kernels/detail/dequantize.cuh>
 
-#include "elements.h"
+#include "device/elements.h"
 
 namespace llm {
 namespace arch = kernels::arch;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "template.h"
+#include "template/template.h"
 
 namespace llm {
 namespace jinja {

@@ -5,11 +5,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace llm {
 
-// ---- characters (tokenizer_text.cpp) --------------------------------------------------------------------------------
+// ---- characters (text.cpp) ------------------------------------------------------------------------------------------
 
 std::string utf8_of(uint32_t c);
 // The first character of valid UTF-8, its length, and the last one.
@@ -33,8 +33,7 @@ std::string with_spaces(const std::string& text);
 // A piece as byte-level BPE writes it; added tokens are plain text, of which characters may have no byte.
 bool from_byte_names(std::string_view text, std::string& out);
 
-// ---- regular expressions and steps (tokenizer_steps.cpp) ------------------------------------------------------------
-
+// ---- regular expressions and steps (steps.cpp) ----------------------------------------------------------------------
 
 struct Tokenizer::Regex {
   pcre2_code* code = nullptr;
@@ -72,7 +71,7 @@ struct Tokenizer::Step {
   bool invert = false, prefix_space = false, whole = true, always = false, first = false, individual = false;
 };
 
-// ---- values of its JSON, and Unicode's normal forms (tokenizer_steps.cpp) -------------------------------------------
+// ---- values of its JSON, and Unicode's normal forms (steps.cpp) -----------------------------------------------------
 
 // Far more than anybody's vocabulary: a number costs the memory of all below it.
 constexpr int32_t kMostTokens = 1 << 21;
