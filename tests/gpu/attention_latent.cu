@@ -162,6 +162,10 @@ TEST_CASE("attention over latents: split keys") {
     c.splits = splits;
     attends_to_latents<T, T>(t, "in parts", c, Layout::paged_nhd, 0, With::workspace, k::causal(), causal_model(), 61,
                              1, 64);
+    // Few blocks, so that each has several tiles of queries, and keys come to where outputs have been left.
+    for (const int64_t page : {64, 24})
+      attends_to_latents<T, T>(t, "in parts, few blocks", c, Layout::paged_nhd, 0, With::workspace, k::causal(),
+                               causal_model(), 61, 1, page, 1);
     c.heads = 16;
     attends_to_latents<T, float>(t, "in parts", c, Layout::nhd, 64, With::workspace, k::window(900, 0),
                                  window_model(900, 0), 11);

@@ -154,20 +154,26 @@ TEST_CASE("attention in parts: many sequences") {
   CHECK_TALLY(t);
 }
 
-// Sequences of one length that have blocks enough: the same blocks as without a workspace, and the same bits.
+// Sequences of one length that have blocks enough: the same blocks as without a workspace, and the same bits, as they
+// have in a ragged batch, whose blocks look for them.
 TEST_CASE("attention with a workspace where nothing is cut") {
   Tally t;
   AttentionCase c{{1100, 1100, 1100}, {1000, 1200, 0}, 32, 8, 128};  // each has more blocks than run at a time
   c.aligned = true;
   const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
   const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-  AttentionData<k::half, k::half, DeviceMemory> with(c), without(c);
+  AttentionData<k::half, k::half, DeviceMemory> with(c), without(c), ragged(c);
+  const OnDevice<int32_t> offsets(with.offsets);
+  k::AttentionShape ragged_shape = ragged.shape();
+  ragged_shape.q_offsets = offsets.data();
   const Stream stream;
   for (const bool less : {false, true}) {
     if (t.leaves_out()) continue;
     const k::Exec ex = less ? with_less(stream) : k::Exec(stream);
     std::unique_ptr<Memory> memory;
     const k::Workspace workspace = workspace_of(ex, with.shape(), {}, memory);
+    std::unique_ptr<Memory> of_ragged;
+    const k::Workspace ragged_workspace = workspace_of(ex, ragged_shape, {}, of_ragged);
     with_view(where, key, value, [&](const auto& kv) {
       k::AttentionPlan plan, plan_without;
       const bool planned = k::attention_plan<128>(ex, with.source(), kv, with.sink(), with.shape(), k::causal(),
@@ -182,6 +188,9 @@ TEST_CASE("attention with a workspace where nothing is cut") {
       t.expect(
           k::attention<128>(ex, with.source(), kv, with.sink(), with.shape(), k::causal(), workspace, with.options())
                   .ok() &&
+              k::attention<128>(ex, ragged.source(), kv, ragged.sink(), ragged_shape, k::causal(), ragged_workspace,
+                                ragged.options())
+                  .ok() &&
               k::attention<128>(ex, without.source(), kv, without.sink(), without.shape(), k::causal(),
                                 without.options())
                   .ok(),
@@ -192,7 +201,9 @@ TEST_CASE("attention with a workspace where nothing is cut") {
     check(
         t, "nothing is cut", with, [&](int64_t row, int64_t x) { return with.q.value(row, x); }, key, value,
         causal_model(), precision_of<k::half>(key, value), 601);
-    without.o.download(), without.lse.download();
+    without.o.download(), without.lse.download(), ragged.o.download(), ragged.lse.download();
+    t.expect(with.o.bytes() == ragged.o.bytes() && with.lse.bytes() == ragged.lse.bytes(),
+             "other bits in a ragged batch");
     t.expect(with.o.bytes() == without.o.bytes() && with.lse.bytes() == without.lse.bytes(),
              "other bits without a workspace");
     t.expect(memory->intact(), "wrote outside the workspace");

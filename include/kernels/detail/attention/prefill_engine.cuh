@@ -247,7 +247,7 @@ Status start_prefill(const Exec& ex, const P& problem) {
   how.cluster = grid.pair;
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
-  how.next_waits = grid.even && grid.back;
+  how.next_waits = grid.back;
   typename Body::Params params{problem, grid};
   if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries());
   KERNELS_TRY(launch<Body>(ex, how, params));

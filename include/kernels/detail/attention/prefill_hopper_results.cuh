@@ -134,7 +134,8 @@ class ResultRows {
 // with all columns exchanged as above (H200, latents).
 template <int kCols>
 struct LeftRows {
-  static constexpr int kPitch = kCols * 4 + 32;  // so that 8 rows have banks of their own
+  static constexpr int kPitch =
+      kCols * 4 + 32;  // so that 4 rows, which is what is written at a time, have banks of their own
   static constexpr int kBytes = 64 * kPitch;
 
   // By all threads of a warpgroup; first_row: the warp's. May be written over when stored_boxes_wait() returns.

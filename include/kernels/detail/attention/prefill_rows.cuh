@@ -77,7 +77,8 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { 
 // parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
 // need: a block looks for the sequence that a tile belongs to in their sums, and the host, which does not know the
 // lengths, launches as many blocks as there can be, or so many that a few find nothing and the others walk on to
-// further tiles. So it is where keys are cut, as the host does not know how many there are.
+// further tiles. Where keys may be cut, blocks look for their sequence as well, as the host does not know how many
+// keys there are.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
@@ -213,7 +214,8 @@ struct PrefillGrid {
     const bool alike = p.shape.q_offsets == nullptr;  // the same queries everywhere
     bool shares = false;
     if constexpr (P::kSplits) shares = cuts.shared;
-    // Where queries are alike the host knows that blocks of whole sequences can run at the same time, or it was even.
+    // Where queries are alike and the grid is not even, the host has found that blocks of whole sequences can run at
+    // the same time, which spares the first pass.
     Pass pass = known ? Pass::known : !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
     Sums sums{0, 0, 0, kUncut};
     if (known) sums = kept[lane];
