@@ -193,6 +193,19 @@ void add_case(const std::string& name, const std::function<void(benchmark::State
       ->Unit(benchmark::kMicrosecond);
 }
 
+// Causal, with a workspace where keys may be split.
+template <class Kv>
+void attend(cudaStream_t stream, const T* q, const Kv& kv, T* o, const k::AttentionShape& shape, bool split,
+            const k::Workspace& workspace) {
+  constexpr int64_t width = kHeads * kDim;
+  const auto from = k::load(q, width);
+  const auto to = k::store(o, width);
+  if (split)
+    expect(k::attention<int(kDim)>(stream, from, kv, to, shape, k::causal(), workspace, {}));
+  else
+    expect(k::attention<int(kDim)>(stream, from, kv, to, shape, k::causal()));
+}
+
 void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
   constexpr int64_t width = kHeads * kDim;
   bench::arena().reset();
@@ -203,13 +216,9 @@ void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
   const int32_t* const lengths = take_numbers({int32_t(keys)});
   const k::AttentionShape shape{1, queries, kHeads, kKvHeads, kDim};
   const k::Workspace workspace = take_workspace(k::attention_workspace_bytes(k::Exec{}, shape));
-  const auto time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
-    const auto from = k::load(q, width);
-    const auto to = k::store(o, width);
-    if (split)
-      expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal(), workspace, {}));
-    else expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal()));
-  }, 4, 9);
+  const auto time = bench::time_us(
+      sets, [&](cudaStream_t stream, int i) { attend(stream, q, cache.view(i, lengths), o, shape, split, workspace); },
+      4, 9);
   report(state, time,
          4.0 * double(width) * (double(queries) * double(keys) - double(queries) * double(queries - 1) / 2));
 }
@@ -228,16 +237,8 @@ void prompts(benchmark::State& state, int64_t queries, bool ragged, bool split) 
   if (ragged) shape.q_offsets = take_numbers(offsets), shape.tokens = kTokens;
   const k::Workspace workspace = take_workspace(k::attention_workspace_bytes(k::Exec{}, shape));
   const auto time = bench::time_us(
-      1,
-      [&](cudaStream_t stream, int) {
-        const auto from = k::load(q, width);
-        const auto to = k::store(o, width);
-        if (split)
-          expect(k::attention<int(kDim)>(stream, from, cache.view(0, lengths), to, shape, k::causal(), workspace, {}));
-        else
-          expect(k::attention<int(kDim)>(stream, from, cache.view(0, lengths), to, shape, k::causal()));
-      },
-      4, 9);
+      1, [&](cudaStream_t stream, int) { attend(stream, q, cache.view(0, lengths), o, shape, split, workspace); }, 4,
+      9);
   report(state, time, 2.0 * double(width) * double(kTokens) * double(queries));
 }
 

@@ -104,18 +104,19 @@ class ResultRows {
   }
 
   // The lane's 8 columns of four times 8.
-  template <class T>
-  static __device__ __forceinline__ Pack<T, 8> gather(const float (&outputs)[kCols / 8][4], int first, int half,
-                                                      float factor) {
-    Pack<T, 8> values;
-    constexpr int kWords = sizeof(T) == 2 ? 1 : 2;  // of two columns
+  template <class As>
+  static __device__ __forceinline__ Pack<As, 8> gather(const float (&outputs)[kCols / 8][4], int first, int half,
+                                                       float factor) {
+    Pack<As, 8> values;
+    constexpr int kWords = sizeof(As) == 2 ? 1 : 2;  // of two columns
     KERNELS_UNROLL
     for (int word = 0; word < kWords; ++word) {
       uint32_t words[4];
       KERNELS_UNROLL
       for (int j = 0; j < 4; ++j) {
         const float low = outputs[first + j][half * 2] * factor, high = outputs[first + j][half * 2 + 1] * factor;
-        if constexpr (kWords == 1) words[j] = rounded_pair<T>(low, high);
+        if constexpr (kWords == 1)
+          words[j] = rounded_pair<As>(low, high);
         else words[j] = __float_as_uint(word == 0 ? low : high);
       }
       turn_words(words);
@@ -134,8 +135,8 @@ class ResultRows {
 // with all columns exchanged as above (H200, latents).
 template <int kCols>
 struct LeftRows {
-  static constexpr int kPitch =
-      kCols * 4 + 32;  // so that 4 rows, which is what is written at a time, have banks of their own
+  // So that 4 rows, which half a warp writes at a time, have banks of their own.
+  static constexpr int kPitch = kCols * 4 + 32;
   static constexpr int kBytes = 64 * kPitch;
 
   // By all threads of a warpgroup; first_row: the warp's. May be written over when stored_boxes_wait() returns.
