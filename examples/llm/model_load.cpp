@@ -156,7 +156,7 @@ class Model::Loader {
     std::atomic<float> beyond{0};  // a number that fp16 has no room for
     // Codes of 8 and 4 bits would make ordinary numbers of what is none, and nobody would see that the file is broken.
     const bool must_be_finite = bits_of(out.type) < 16;
-    std::atomic<bool> finite{true};
+    std::atomic<bool> finite{true}, packed{true};
     const auto work = [&] {
       std::vector<float> values(size_t(some * cols));
       for (int64_t row; (row = next.fetch_add(some)) < rows;) {
@@ -179,8 +179,10 @@ class Model::Loader {
         if (must_be_finite &&
             !std::all_of(values.data(), values.data() + n * cols, [](float x) { return std::isfinite(x); }))
           finite = false;
-        from_floats(values.data(), n, cols, out.type, result.data.data() + llm::weight_bytes(out.type, to + row, cols),
-                    result.scales.data() + scale_bytes(out.type, to + row, cols));
+        if (!from_floats(values.data(), n, cols, out.type,
+                         result.data.data() + llm::weight_bytes(out.type, to + row, cols),
+                         result.scales.data() + scale_bytes(out.type, to + row, cols)))
+          packed = false;
       }
     };
     std::vector<std::thread> others;
@@ -190,6 +192,7 @@ class Model::Loader {
     for (std::thread& other : others) other.join();
     if (!finite)
       throw Error(name + ": has a weight that is infinite or no number, which " + name_of(out.type) + " cannot hold");
+    if (!packed) throw Error(name + ": cannot be packed as " + name_of(out.type));
     if (beyond != 0) {
       std::ostringstream why;
       why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; "

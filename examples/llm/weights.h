@@ -85,6 +85,7 @@ size_t scale_bytes(Type type, int64_t rows, int64_t cols);
 // A row of a matrix as floats; any of the three types that files have.
 void to_floats(Type type, const void* from, float* to, int64_t n);
 // `rows` x `cols` floats as weights of a type. Numbers beyond the largest one of fp16 are infinite there.
-void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
+// False if codes of 4 bits cannot be packed so.
+bool from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
 
 }  // namespace llm

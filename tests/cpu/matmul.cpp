@@ -348,9 +348,9 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
       std::vector<uint32_t> int4(size_t(rows * words)), uint4(int4), gf4(int4);
       std::vector<float> scales(size_t(rows * groups)), scales2(scales);
       std::vector<uint8_t> zeros(scales.size());
-      k::pack_int4(w.data(), cols, rows, cols, group, int4.data(), scales.data());
-      k::pack_uint4(w.data(), cols, rows, cols, group, uint4.data(), scales2.data(), zeros.data());
-      k::pack_gf4(w.data(), cols, rows, cols, gf4.data());
+      REQUIRE(k::pack_int4(w.data(), cols, rows, cols, group, int4.data(), scales.data()).ok());
+      REQUIRE(k::pack_uint4(w.data(), cols, rows, cols, group, uint4.data(), scales2.data(), zeros.data()).ok());
+      REQUIRE(k::pack_gf4(w.data(), cols, rows, cols, gf4.data()).ok());
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < cols; ++c) {
           double largest = 0, low = 0, high = 0, eight = 0;
@@ -414,8 +414,8 @@ TEST_CASE("fp4 weights come back as packed") {
     std::vector<uint32_t> by_power(size_t(rows * words)), by_float(by_power);
     std::vector<k::float8_e8m0> powers(size_t(rows * groups));
     std::vector<float> scales(powers.size());
-    k::pack_fp4(w.data(), cols, rows, cols, 32, by_power.data(), powers.data());
-    k::pack_fp4(w.data(), cols, rows, cols, 32, by_float.data(), scales.data());
+    REQUIRE(k::pack_fp4(w.data(), cols, rows, cols, 32, by_power.data(), powers.data()).ok());
+    REQUIRE(k::pack_fp4(w.data(), cols, rows, cols, 32, by_float.data(), scales.data()).ok());
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
         double largest = 0;
@@ -460,9 +460,9 @@ TEST_CASE("a NaN among int4, uint4 and gf4 weights leaves the codes beside it as
     std::vector<uint32_t> words(3);
     float scales[2] = {};
     uint8_t zero = 0;
-    k::pack_int4(w.data(), cols, 1, cols, 32, &words[0], &scales[0]);
-    k::pack_uint4(w.data(), cols, 1, cols, 32, &words[1], &scales[1], &zero);
-    k::pack_gf4(w.data(), cols, 1, cols, &words[2]);
+    REQUIRE(k::pack_int4(w.data(), cols, 1, cols, 32, &words[0], &scales[0]).ok());
+    REQUIRE(k::pack_uint4(w.data(), cols, 1, cols, 32, &words[1], &scales[1], &zero).ok());
+    REQUIRE(k::pack_gf4(w.data(), cols, 1, cols, &words[2]).ok());
     return words;
   };
   for (int i = 0; i < 8; ++i) {
@@ -479,6 +479,54 @@ TEST_CASE("a NaN among int4, uint4 and gf4 weights leaves the codes beside it as
 }
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE("what cannot be packed is refused, with its reason and nothing written") {
+  const int64_t rows = 2, cols = 32;
+  const std::vector<float> w(size_t(rows * cols), 1.f);
+  std::vector<uint32_t> words(size_t(rows * cols / 8), 7u);
+  std::vector<float> scales(size_t(rows * cols / 8), 7.f);
+  std::vector<uint8_t> zeros(scales.size(), uint8_t(7));
+  // Of all that have groups: the same reason behind their names.
+  const auto said = [&](const float* from, int64_t ld, int64_t n, int64_t width, int group, uint32_t* to, float* by) {
+    const k::Status int4 = k::pack_int4(from, ld, n, width, group, to, by);
+    const std::string reason = int4.reason();
+    const k::Status uint4 = k::pack_uint4(from, ld, n, width, group, to, by, zeros.data());
+    CHECK((int4.ok() ? reason : reason.substr(reason.find(':'))) ==
+          (int4.ok() ? "ok" : std::string(uint4.reason()).substr(std::string("pack_uint4").size())));
+    const k::Status fp4 = k::pack_fp4(from, ld, n, width, group, to, by);
+    CHECK((int4.ok() ? reason : reason.substr(reason.find(':'))) ==
+          (int4.ok() ? "ok" : std::string(fp4.reason()).substr(std::string("pack_fp4").size())));
+    return reason;
+  };
+  float* const none = nullptr;
+  const auto misaligned = reinterpret_cast<uint32_t*>(reinterpret_cast<uintptr_t>(words.data()) + 1);
+  for (const int group : {0, -8, 4, 12, 24})
+    CHECK(said(w.data(), cols, rows, cols, group, words.data(), scales.data()) ==
+          "pack_int4: group is no power of two of 8 or more, and less than cols");
+  CHECK(said(w.data(), cols, rows, 0, 0, words.data(), scales.data()) ==
+        "pack_int4: group is no power of two of 8 or more, and less than cols");
+  CHECK(said(w.data(), cols, -1, cols, 8, words.data(), scales.data()) == "pack_int4: rows is negative");
+  CHECK(said(w.data(), cols, rows, -1, 8, words.data(), scales.data()) == "pack_int4: cols is negative");
+  CHECK(said(w.data(), -1, rows, cols, 8, words.data(), scales.data()) == "pack_int4: ld is negative");
+  CHECK(said(w.data(), int64_t(1) << 61, 4, cols, 8, words.data(), scales.data()) ==
+        "pack_int4: rows x ld exceeds 64 bits");
+  CHECK(said(none, cols, rows, cols, 8, words.data(), scales.data()) == "pack_int4: w: the pointer is null");
+  CHECK(said(w.data(), cols, rows, cols, 8, nullptr, scales.data()) == "pack_int4: words: the pointer is null");
+  CHECK(said(w.data(), cols, rows, cols, 8, misaligned, scales.data()) ==
+        "pack_int4: words: the pointer is not aligned for its elements");
+  CHECK(said(w.data(), cols, rows, cols, 8, words.data(), none) == "pack_int4: scales: the pointer is null");
+  CHECK(std::string(k::pack_uint4(w.data(), cols, rows, cols, 8, words.data(), scales.data(), nullptr).reason()) ==
+        "pack_uint4: zeros: the pointer is null");
+  CHECK(std::string(k::pack_gf4(w.data(), cols, -1, cols, words.data()).reason()) == "pack_gf4: rows is negative");
+  CHECK(std::string(k::pack_gf4(none, cols, rows, cols, words.data()).reason()) == "pack_gf4: w: the pointer is null");
+  CHECK(said(none, cols, 0, cols, 8, nullptr, none) == "ok");
+  CHECK(words == std::vector<uint32_t>(words.size(), 7u));
+  CHECK(scales == std::vector<float>(scales.size(), 7.f));
+  CHECK(zeros == std::vector<uint8_t>(zeros.size(), uint8_t(7)));
+  // One scale for each row needs no power of two: row_scales().
+  CHECK(said(w.data(), cols, rows, 24, 24, words.data(), scales.data()) == "ok");
+  CHECK(said(w.data(), cols, rows, 20, 100, words.data(), scales.data()) == "ok");
+}
 
 TEST_CASE("wrong arguments are refused with their reason, and nothing is written") {
   const int64_t n = 8, cols = 64;

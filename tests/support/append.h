@@ -287,7 +287,8 @@ void check_append_found(Tally& t, const Run& run) {
             if constexpr (std::is_same<Code, k::Int4>::value) {
               S packed_scale;
               std::vector<uint32_t> packed(size_t(dim / 8));
-              k::pack_int4(v.data(), dim, 1, dim, int(dim), packed.data(), &packed_scale);
+              const k::Status status = k::pack_int4(v.data(), dim, 1, dim, int(dim), packed.data(), &packed_scale);
+              t.expect(status.ok(), "%s: %s", what.c_str(), status.reason());
               const bool finite = std::all_of(v.begin(), v.end(), [](float a) { return std::isfinite(a); });
               for (int64_t i = 0; finite && !want.exceeds && i < dim / 8; ++i)
                 t.expect(packed[size_t(i)] == to.codes.get(0, first / 8 + i), "%s, kind %d: not what is packed",

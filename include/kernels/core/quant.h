@@ -7,12 +7,16 @@
 //   std::vector<uint32_t> codes(n * k / 8);
 //   std::vector<float> scales(n * k / 64);
 //   std::vector<uint8_t> zeros(n * k / 64);
-//   k::pack_int4(w, k, n, k, 64, codes.data(), scales.data());                 // groups of 64: dequant(int4(...), ...)
-//   k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // dequant(uint4(...), ....zeros(...))
-//   k::pack_gf4(w, k, n, k, codes.data());                                     // gf4(...)
+//   status = k::pack_int4(w, k, n, k, 64, codes.data(), scales.data());                 // groups of 64
+//   status = k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // and zero points
+//   status = k::pack_gf4(w, k, n, k, codes.data());
 //
 //   std::vector<k::float8_e8m0> powers(n * k / 32);
-//   k::pack_fp4(w, k, n, k, 32, codes.data(), powers.data());                  // dequant(fp4(...), ...): MXFP4
+//   status = k::pack_fp4(w, k, n, k, 32, codes.data(), powers.data());                  // MXFP4
+//
+// They are read by dequant(int4(...), group_scales(...)), dequant(uint4(...), group_scales(...).zeros(...)), gf4(...)
+// and dequant(fp4(...), group_scales(...)). A group is a power of two, 8 at least, as group_scales() wants it, or it
+// has all columns of a row, whose scales are row_scales(). What is refused writes nothing.
 //
 // fp4: eight codes of float4_e2m1, 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign above, at the same bits.
 //
@@ -24,6 +28,7 @@
 #include <utility>
 
 #include "math.h"
+#include "status.h"
 
 KERNELS_BEGIN
 
@@ -198,6 +203,27 @@ float largest_weight(const T* row, int64_t begin, int64_t end) {
   return largest;
 }
 
+// What packing functions are told. `none`: whether nothing is packed, so that pointers do not matter.
+template <class T>
+Status check_packing(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, const uint32_t* words, bool& none) {
+  if (rows < 0) return invalid("rows is negative");
+  if (cols < 0) return invalid("cols is negative");
+  if (ld < 0) return invalid("ld is negative");
+  const bool of_power = group >= 8 && (group & (group - 1)) == 0, of_rows = group > 0 && group >= cols;
+  if (!of_power && !of_rows) return invalid("group is no power of two of 8 or more, and less than cols");
+  none = rows == 0 || cols == 0;
+  if (none) return {};
+  if (ld > 0 && rows > INT64_MAX / int64_t(sizeof(T)) / ld) return invalid("rows x ld exceeds 64 bits");
+  KERNELS_TRY(check_pointer(w, "w: the pointer is null", "w: the pointer is not aligned for its elements"));
+  return check_pointer(words, "words: the pointer is null", "words: the pointer is not aligned for its elements");
+}
+template <class S>
+Status check_packing(const S* scales, bool none) {
+  return none ? Status{}
+              : check_pointer(scales, "scales: the pointer is null",
+                              "scales: the pointer is not aligned for its elements");
+}
+
 // f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a
 // matrix.
 template <class F>
@@ -211,10 +237,13 @@ void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
 
 }  // namespace detail
 
-// Rows of `cols` weights, ld apart, in groups of `group` columns, a multiple of 8. A row takes (cols + 7) / 8 words and
-// (cols + group - 1) / group scales; codes behind the last column are those of 0.
+// Rows of `cols` weights, ld apart, in groups of `group` columns. A row takes (cols + 7) / 8 words, and a scale for
+// each group that it begins; codes behind the last column are those of 0.
 template <class T, class S>
-void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+Status pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+  bool none = false;
+  KERNELS_TRY(detail::check_packing(w, ld, rows, cols, group, words, none).in("pack_int4"));
+  KERNELS_TRY(detail::check_packing(scales, none).in("pack_int4"));
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0x88888888u;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
@@ -228,12 +257,17 @@ void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, ui
       word = (word & ~(15u << int4_shift(int(c % 8)))) | code << int4_shift(int(c % 8));
     }
   });
+  return {};
 }
 
 // The same with a zero point for each group, a code of 0 to 15 that means 0.
 template <class T, class S>
-void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales,
-                uint8_t* zeros) {
+Status pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales,
+                  uint8_t* zeros) {
+  bool none = false;
+  KERNELS_TRY(detail::check_packing(w, ld, rows, cols, group, words, none).in("pack_uint4"));
+  KERNELS_TRY(detail::check_packing(scales, none).in("pack_uint4"));
+  if (!none && zeros == nullptr) return invalid("pack_uint4: zeros: the pointer is null");
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
@@ -252,12 +286,16 @@ void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, u
       words[row * row_words + c / 8] |= code << int4_shift(int(c % 8));
     }
   });
+  return {};
 }
 
 // The same in codes of float4_e2m1, of which the largest is at most 6. The scales are of float8_e8m0 in MXFP4, with
 // groups of 32 columns.
 template <class T, class S>
-void pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+Status pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+  bool none = false;
+  KERNELS_TRY(detail::check_packing(w, ld, rows, cols, group, words, none).in("pack_fp4"));
+  KERNELS_TRY(detail::check_packing(scales, none).in("pack_fp4"));
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
@@ -268,11 +306,14 @@ void pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uin
       words[row * row_words + c / 8] |= Fp4::code(scale != 0.f ? x / scale : 0.f) << int4_shift(int(c % 8));
     }
   });
+  return {};
 }
 
 // Eight weights to a word; (cols + 7) / 8 words in a row.
 template <class T>
-void pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* words) {
+Status pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* words) {
+  bool none = false;
+  KERNELS_TRY(detail::check_packing(w, ld, rows, cols, 8, words, none).in("pack_gf4"));
   detail::each_group(rows, cols, 8, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
     uint32_t word = bit_cast<uint8_t>(convert<float8_e5m2>(detail::largest_weight(w + row * ld, begin, end)));
     const float scale = Gf4::scale(word);
@@ -282,6 +323,7 @@ void pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* word
     }
     words[index] = word;
   });
+  return {};
 }
 
 KERNELS_END
