@@ -105,12 +105,12 @@ Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                const S& score, const Attention& options = {}) {
-  return detail::run_prefill<kDim, false>(ex, q, kv, out, shape, score, {}, options);
+  return detail::run_prefill<kDim, false>(ex, q, kv, out, shape, score, {}, options).in("attention");
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                const S& score, const Workspace& workspace, const Attention& options) {
-  return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
+  return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options).in("attention");
 }
 // A template, so that {} means options.
 template <int kDim = 0, class Q, class Kv, class Out, class S, class W,
@@ -130,13 +130,13 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
                                     const AttentionShape& shape, const S& score, const Attention& options,
                                     AttentionPlan& plan) {
-  return detail::plan_prefill<kDim, false>(ex, q, kv, out, shape, score, options, plan);
+  return detail::plan_prefill<kDim, false>(ex, q, kv, out, shape, score, options, plan).in("attention");
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
                                     const AttentionShape& shape, const S& score, const Workspace&,
                                     const Attention& options, AttentionPlan& plan) {
-  return detail::plan_prefill<kDim, true>(ex, q, kv, out, shape, score, options, plan);
+  return detail::plan_prefill<kDim, true>(ex, q, kv, out, shape, score, options, plan).in("attention");
 }
 
 // For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a
@@ -206,13 +206,14 @@ Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, con
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options = {}) {
-  return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic);
+  return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic)
+      .in("decode");
 }
 // With a mode, which costs decode<N>() four more kernels.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
-  return detail::run_decode<kDim, true>(ex, q, kv, out, shape, score, workspace, options, mode);
+  return detail::run_decode<kDim, true>(ex, q, kv, out, shape, score, workspace, options, mode).in("decode");
 }
 
 template <int kDim = 0, class Q, class Kv, class Out>
@@ -226,12 +227,13 @@ template <int kDim = 0, class Q, class Kv, class Out>
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                  const S& score, const Attention& options, AttentionPlan& plan) {
-  return detail::plan_decode<kDim, false>(ex, q, kv, out, shape, score, options, DecodeMode::automatic, plan);
+  return detail::plan_decode<kDim, false>(ex, q, kv, out, shape, score, options, DecodeMode::automatic, plan)
+      .in("decode");
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                  const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
-  return detail::plan_decode<kDim, true>(ex, q, kv, out, shape, score, options, mode, plan);
+  return detail::plan_decode<kDim, true>(ex, q, kv, out, shape, score, options, mode, plan).in("decode");
 }
 
 // Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
@@ -246,9 +248,9 @@ template <class O, class L, class Out>
   } else {
     bool empty = false;
     KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty).in("merge_states"));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("merge_states"));
     if (empty) return {};
-    return detail::start_merge(ex, o, lse, out, shape, options);
+    return detail::start_merge(ex, o, lse, out, shape, options).in("merge_states");
   }
 }
 

@@ -30,7 +30,8 @@ template <Path kOnly = Path::automatic, class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
               const MatmulPolicy& policy = {}) {
   return detail::with_product<kOnly>(ex, x, w, out, shape, groups, policy,
-                                     [](const auto& engine) { return engine.run(); });
+                                     [](const auto& engine) { return engine.run(); })
+      .in("matmul");
 }
 template <Path kOnly = Path::automatic, class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
@@ -56,7 +57,8 @@ Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const
   plan = {};
   static_cast<MatmulPolicy&>(plan) = policy;
   return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy,
-                                               [&](const auto& engine) { return engine.plan(plan); });
+                                               [&](const auto& engine) { return engine.plan(plan); })
+      .in("matmul");
 }
 
 KERNELS_END

@@ -34,16 +34,16 @@ template <class Load, class Store, class Options = RmsNorm>
   } else {
     bool empty = false;
     KERNELS_TRY(detail::check_norm_heads(options, in, out, shape, empty));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("norm_heads"));
     if (empty) return {};
     using C = compute_type<Load>;
     using Op = decltype(options.template op<C>());
     const detail::HeadProblem<Op, Load, Store> problem{options.template op<C>(), in, out, shape,
                                                        Count<C>(int(shape.dim))};
     const int pack = lesser(detail::max_pack_of(in), detail::max_pack_of(out));
-    if (pack >= 8 && shape.dim % 8 == 0) return detail::start_heads<8>(ex, problem);
-    if (pack >= 4 && shape.dim % 4 == 0) return detail::start_heads<4>(ex, problem);
-    return detail::start_heads<2>(ex, problem);
+    if (pack >= 8 && shape.dim % 8 == 0) return detail::start_heads<8>(ex, problem).in("norm_heads");
+    if (pack >= 4 && shape.dim % 4 == 0) return detail::start_heads<4>(ex, problem).in("norm_heads");
+    return detail::start_heads<2>(ex, problem).in("norm_heads");
   }
 }
 

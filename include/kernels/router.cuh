@@ -22,7 +22,7 @@ template <class Logits>
     return detail::not_compiled();
   } else {
     KERNELS_TRY(detail::check_route(logits, ids, weights, shape, options));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("route"));
     if (shape.tokens == 0) return {};
     const auto start = [&](auto each) {
       using Body = detail::RouteBody<Logits, decltype(each)::value>;
@@ -30,7 +30,8 @@ template <class Logits>
       how.threads = Body::max_threads;
       how.grid.x = unsigned(lesser<int64_t>((shape.tokens + 3) / 4, int64_t(1) << 30));
       return detail::launch<Body>(ex, how,
-                                  {logits, options, ids, weights, shape.tokens, int(shape.experts), int(shape.top_k)});
+                                  {logits, options, ids, weights, shape.tokens, int(shape.experts), int(shape.top_k)})
+          .in("route");
     };
     if (shape.experts <= 64) return start(std::integral_constant<int, 2>());
     if (shape.experts <= 256) return start(std::integral_constant<int, 8>());
@@ -61,7 +62,7 @@ inline size_t sort_workspace_bytes(const RouterShape& shape) {
                                            const RouterShape& shape, const Workspace& workspace = {}) {
   KERNELS_TRY(detail::check_sort(ids, to, shape));
   KERNELS_TRY(detail::check_workspace(workspace, sort_workspace_bytes(shape), alignof(int32_t)).in("sort_by_expert"));
-  KERNELS_TRY(ex.status());
+  KERNELS_TRY(ex.status().in("sort_by_expert"));
   const int64_t choices = shape.tokens * shape.top_k;
   const detail::SortPlan plan(choices);
   const detail::SortParams params{ids,     to,        static_cast<int32_t*>(workspace.ptr),
@@ -69,8 +70,8 @@ inline size_t sort_workspace_bytes(const RouterShape& shape) {
   detail::Launch how;
   how.threads = detail::SortTables::kThreads;
   how.grid.x = unsigned(plan.blocks);
-  if (plan.blocks > 1) KERNELS_TRY(detail::launch<detail::SortCountBody>(ex, how, params));
-  return detail::launch<detail::SortBody>(ex, how, params);
+  if (plan.blocks > 1) KERNELS_TRY(detail::launch<detail::SortCountBody>(ex, how, params).in("sort_by_expert"));
+  return detail::launch<detail::SortBody>(ex, how, params).in("sort_by_expert");
 }
 
 KERNELS_END

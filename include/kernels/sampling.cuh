@@ -30,11 +30,12 @@ template <class Load, class Token>
   } else {
     const detail::TokenOutput out(tokens);
     KERNELS_TRY(detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("sample"));
     if (rows == 0) return {};
-    return detail::run_samples(ex, logits, vocabulary, [&](const auto& source) {
+    const auto make = [&](const auto& source) {
       return detail::SampleProblem<std::decay_t<decltype(source)>>{source, rows, vocabulary, out, options.options()};
-    });
+    };
+    return detail::run_samples(ex, logits, vocabulary, make).in("sample");
   }
 }
 
@@ -64,10 +65,10 @@ template <class Load, class Q, class Token>
           shape.drafts, drafts.q,          accepted, shape.rows(),  shape.vocabulary};
     };
     KERNELS_TRY(detail::check_verify(make(logits), shape, options).in("verify"));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("verify"));
     if (shape.sequences == 0) return {};
-    KERNELS_TRY(detail::run_samples(ex, logits, shape.vocabulary, make));
-    return detail::finish_sequences(ex, make(logits));
+    KERNELS_TRY(detail::run_samples(ex, logits, shape.vocabulary, make).in("verify"));
+    return detail::finish_sequences(ex, make(logits)).in("verify");
   }
 }
 
@@ -85,11 +86,12 @@ template <class Load>
     return detail::not_compiled();
   } else {
     KERNELS_TRY(detail::check_score(logits, outputs, rows, vocabulary).in("log_probs"));
-    KERNELS_TRY(ex.status());
+    KERNELS_TRY(ex.status().in("log_probs"));
     if (rows == 0) return {};
-    return detail::run_samples(ex, logits, vocabulary, [&](const auto& source) {
+    const auto make = [&](const auto& source) {
       return detail::ScoreProblem<std::decay_t<decltype(source)>>{source, {}, outputs.outputs(), rows, vocabulary};
-    });
+    };
+    return detail::run_samples(ex, logits, vocabulary, make).in("log_probs");
   }
 }
 

@@ -545,6 +545,10 @@ TEST_CASE("a status converts to nothing but a truth value") {
   CHECK(k::unsupported("b").code() == k::Code::unsupported);
   CHECK(std::string(k::unsupported("b").reason()) == "b");
   CHECK(k::Status(k::Code::device, "c", 17).native() == 17);
+  CHECK(std::string(k::Status{}.in("copy").reason()) == "ok");
+  CHECK(std::string(k::invalid("a").of("x").in("copy").reason()) == "copy: x: a");
+  CHECK(std::string(k::invalid("copy: a").in("copy").reason()) == "copy: a");
+  CHECK(std::string(k::invalid("copying: a").in("copy").reason()) == "copy: copying: a");
   CHECK_FALSE((std::is_convertible<k::Status, int>::value));
   CHECK_FALSE((std::is_convertible<k::Status, bool>::value));
 }

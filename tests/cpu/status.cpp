@@ -1,7 +1,12 @@
 // What the CPU operations refuse, with which words, and that a refused call writes nothing.
 #include "support/cpu.h"
 
+#include <kernels/cpu/attention.h>
+#include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/norm_heads.h>
+#include <kernels/cpu/router.h>
+#include <kernels/cpu/sampling.h>
 
 #if defined(__linux__)
 #include <sys/stat.h>
@@ -218,6 +223,27 @@ TEST_CASE("Exec: at least one thread, and as many as the machine has unless told
       CHECK(status.code() == k::Code::invalid);
       CHECK(std::string(status.reason()) == "softmax: Exec: threads is less than 1");
     }
+    const k::cpu::Exec none{threads};
+    const auto in = k::load(x.data(), kCols);
+    const auto out = k::store(y.data(), kCols);
+    int32_t ids[8] = {}, others[8] = {};
+    float number = 0;
+    const auto named = [](const k::Status& status, const char* call) {
+      CHECK(std::string(status.reason()) == std::string(call) + ": Exec: threads is less than 1");
+    };
+    named(k::cpu::copy(none, in, out, 1, kCols), "copy");
+    named(k::cpu::matmul(none, in, in, k::store(&number), {1, 1, kCols}), "matmul");
+    named(k::cpu::sample(none, in, ids, 1, kCols), "sample");
+    named(k::cpu::log_probs(none, in, 1, kCols, k::LogProbs{}.of(ids, &number)), "log_probs");
+    named(k::cpu::verify(none, in, k::drafts(ids, 0), others, ids, {1, 0, kCols}), "verify");
+    named(k::cpu::route(none, in, ids, y.data(), {1, kCols, 2}), "route");
+    named(k::cpu::sort_by_expert(none, ids, {others, others, others}, {1, 8, 2}), "sort_by_expert");
+    named(k::cpu::norm_heads(none, in, out, {1, 1, kCols, 1}), "norm_heads");
+    const auto kv = k::dense_kv(k::nhd(x.data(), 1, 1, kCols), k::nhd(x.data(), 1, 1, kCols), 1);
+    const k::AttentionShape one{1, 1, 1, 1, kCols};
+    named(k::cpu::attention(none, in, kv, out, one, k::causal()), "attention");
+    named(k::cpu::decode(none, in, kv, out, one, k::causal(), k::Workspace{}), "decode");
+    named(k::cpu::merge_states(none, in, k::load(&number), out, {1, 1, 1, kCols}), "merge_states");
   }
   CHECK(y.unchanged());
   CHECK(k::cpu::Exec{}.threads() >= 1);

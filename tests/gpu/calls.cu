@@ -1,6 +1,15 @@
 // How calls behave: the same bits every time, in graphs, after a predecessor that is still running, on failing streams.
 #include "support/gpu.cuh"
 
+#include <kernels/attention.cuh>
+#include <kernels/elementwise.cuh>
+#include <kernels/matmul.cuh>
+#include <kernels/norm_heads.cuh>
+#include <kernels/router.cuh>
+#include <kernels/sampling.cuh>
+
+#include <string>
+
 using namespace test;
 
 namespace {
@@ -279,8 +288,30 @@ TEST_CASE("calls: what the runtime refuses comes back as a status") {
   const k::Status status = trial.launch(k::Exec(cudaStream_t(stream)));
   CHECK(status.code() == k::Code::device);
   CHECK(status.native() == int(cudaErrorStreamCaptureInvalidated));
-  CHECK(std::string(status.reason()) ==
-        std::string("softmax: ") + cudaGetErrorString(cudaErrorStreamCaptureInvalidated));
+  const auto refused = [](const k::Status& of_call, const char* call) {
+    CHECK(of_call.code() == k::Code::device);
+    CHECK(std::string(of_call.reason()) ==
+          std::string(call) + ": " + cudaGetErrorString(cudaErrorStreamCaptureInvalidated));
+  };
+  refused(status, "softmax");
+  Device<float> x(1, 64, 64), y(1, 64, 64);
+  Device<k::half> w(64, 64, 64);
+  Device<int32_t> ids(1, 64, 64);
+  Device<unsigned char> room(1, 1 << 20, 1 << 20);
+  const auto in = k::load(x.data(), 64);
+  const auto out = k::store(y.data(), 64);
+  refused(k::copy(stream, in, out, 1, 64), "copy");
+  refused(k::sample(stream, in, ids.data(), 1, 64), "sample");
+  refused(k::log_probs(stream, in, 1, 64, k::LogProbs{}.of(ids.data(), y.data())), "log_probs");
+  refused(k::verify(stream, in, k::drafts(ids.data(), 0), ids.data(), ids.data() + 32, {1, 0, 64}), "verify");
+  refused(k::route(stream, in, ids.data(), y.data(), {1, 64, 2}), "route");
+  refused(k::norm_heads(stream, in, out, {1, 1, 64, 1}), "norm_heads");
+  refused(k::matmul<k::Path::gemv>(stream, in, k::load(w.data(), 64), out, {1, 64, 64}), "matmul");
+  const auto kv = k::dense_kv(k::nhd(w.data(), 64, 1, 64), k::nhd(w.data(), 64, 1, 64), 64);
+  const k::AttentionShape one{1, 1, 1, 1, 64};
+  refused(k::attention<64>(stream, in, kv, out, one, k::causal()), "attention");
+  refused(k::decode<64>(stream, in, kv, out, one, k::causal(), k::Workspace{room.data(), 1 << 20}), "decode");
+  refused(k::merge_states(stream, in, in, out, {1, 1, 1, 64}), "merge_states");
   CHECK(cudaGetLastError() == cudaSuccess);
   cudaGraph_t graph = nullptr;
   CHECK(cudaStreamEndCapture(stream, &graph) != cudaSuccess);

@@ -38,13 +38,19 @@ class [[nodiscard]] Status {
     if (!ok()) out.argument_ = argument;
     return out;
   }
+  // A reason that begins with the call's name is left as it is.
   KERNELS_INLINE constexpr Status in(const char* call) const {
     Status out = *this;
-    if (!ok()) out.call_ = call;
+    if (!ok() && !begins_with(call)) out.call_ = call;
     return out;
   }
 
  private:
+  KERNELS_INLINE constexpr bool begins_with(const char* call) const {
+    const char* reason = reason_;
+    while (*call != 0 && *call == *reason) ++call, ++reason;
+    return *call == 0 && *reason == ':';
+  }
   // "call: argument: reason", without those that are null.
   KERNELS_INLINE const char* named() const {
     static thread_local char text[256];

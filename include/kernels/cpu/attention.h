@@ -39,7 +39,7 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
         ::kernels::detail::check_attention(q, kv, out, shape, score, options, INT32_MAX, empty).in("attention"));
     KERNELS_TRY(::kernels::detail::check_largest_head<kDim>(
         shape, "attention: a head is larger than attention<...>() says"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("attention"));
     if (empty) return {};
     KERNELS_TRY(host::check_lengths(kv, shape).in("attention"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("attention"));
@@ -92,7 +92,7 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
                     .in("decode"));
     KERNELS_TRY(
         ::kernels::detail::check_largest_head<kDim>(shape, "decode: a head is larger than decode<...>() says"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("decode"));
     if (empty) return {};
     KERNELS_TRY(host::check_lengths(kv, shape).in("decode"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("decode"));
@@ -125,7 +125,7 @@ Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, co
     namespace host = ::kernels::detail::host;
     bool empty = false;
     KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty).in("merge_states"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("merge_states"));
     if (empty) return {};
     const double values = double(shape.parts) * double(shape.tokens) * double(shape.heads) * double(shape.dim);
     host::merge_states(cx.team().for_work(values), o, lse, out, shape, options);

@@ -59,7 +59,7 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
   } else {
     bool empty = false;
     KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty, groups));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("matmul"));
     if (empty) return {};
     KERNELS_TRY(::kernels::detail::host::check_offsets(groups, shape.m));
     if constexpr (::kernels::detail::by_token<W>)

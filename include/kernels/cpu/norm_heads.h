@@ -89,7 +89,7 @@ Status norm_heads(const Exec& cx, const Load& in, const Store& out, const HeadSh
   } else {
     bool empty = false;
     KERNELS_TRY(::kernels::detail::check_norm_heads(options, in, out, shape, empty));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("norm_heads"));
     return empty ? Status{} : ::kernels::detail::host::norm_heads(cx, options, in, out, shape);
   }
 }

@@ -89,7 +89,7 @@ Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights,
   } else {
     namespace host = ::kernels::detail::host;
     KERNELS_TRY(::kernels::detail::check_route(logits, ids, weights, shape, options));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("route"));
     const int experts = int(shape.experts), top_k = int(shape.top_k);
     const host::Team team = cx.team().for_work(double(shape.tokens) * double(experts) * double(top_k));
     host::parallel_shares(team, shape.tokens, [&](int64_t begin, int64_t end) {
@@ -109,7 +109,7 @@ inline size_t sort_workspace_bytes(const RouterShape&) { return 0; }
 inline Status sort_by_expert(const Exec& cx, const int32_t* ids, const ExpertOrder& to, const RouterShape& shape,
                              const Workspace& = {}) {
   KERNELS_TRY(::kernels::detail::check_sort(ids, to, shape));
-  KERNELS_TRY(cx.status());
+  KERNELS_TRY(cx.status().in("sort_by_expert"));
   const int64_t choices = shape.tokens * shape.top_k;
   const int32_t experts = int32_t(shape.experts);
   const auto is_there = [experts](int32_t id) { return id >= 0 && id < experts; };

@@ -21,7 +21,7 @@ Status sample(const Exec& cx, const Load& logits, Token* tokens, int64_t rows, i
   } else {
     const ::kernels::detail::TokenOutput out(tokens);
     KERNELS_TRY(::kernels::detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("sample"));
     ::kernels::detail::host::run_samples(
         cx.team(), ::kernels::detail::SampleProblem<Load>{logits, rows, vocabulary, out, options.options()});
     return {};
@@ -38,7 +38,7 @@ Status verify(const Exec& cx, const Load& logits, const Drafts<Q>& drafts, Token
                                                             drafts.ld,    shape.drafts,      drafts.q, accepted,
                                                             shape.rows(), shape.vocabulary};
     KERNELS_TRY(::kernels::detail::check_verify(problem, shape, options).in("verify"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("verify"));
     ::kernels::detail::host::run_samples(cx.team(), problem);
     for (int64_t i = 0; i < shape.sequences; ++i) problem.finish(i);
     return {};
@@ -51,7 +51,7 @@ Status log_probs(const Exec& cx, const Load& logits, int64_t rows, int64_t vocab
     return ::kernels::detail::not_compiled();
   } else {
     KERNELS_TRY(::kernels::detail::check_score(logits, outputs, rows, vocabulary).in("log_probs"));
-    KERNELS_TRY(cx.status());
+    KERNELS_TRY(cx.status().in("log_probs"));
     ::kernels::detail::host::run_samples(
         cx.team(), ::kernels::detail::ScoreProblem<Load>{logits, {}, outputs.outputs(), rows, vocabulary});
     return {};
