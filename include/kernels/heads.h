@@ -54,7 +54,9 @@ class Heads {
   Status check(int64_t rows, int64_t cols) const {
     constexpr int64_t limit = UINT32_MAX;
     if (dim_ < 1 || cols % dim_ != 0) return invalid("heads: the columns are no whole heads of dim");
-    if (token_stride_ < 0 || head_stride_ < 0 || batch_stride_ < 0) return invalid("heads: a stride is negative");
+    if (token_stride_ < 0) return invalid("heads: the stride of tokens is negative");
+    if (head_stride_ < 0) return invalid("heads: the stride of heads is negative");
+    if (batch_stride_ < 0) return invalid("heads: the stride of batches is negative");
     if (batched_ && (batch_rows_ < 1 || rows % batch_rows_ != 0))
       return invalid("heads: the rows are no whole batches");
     if (cols > limit || (batched_ && rows > limit)) return unsupported("heads: more than 2^32 - 1 rows or columns");
@@ -304,11 +306,12 @@ template <class Options, class Source, class Sink>
 Status check_norm_heads(const Options& options, const Source& in, const Sink& out, const HeadShape& shape,
                         bool& empty) {
   empty = true;
-  if (shape.tokens < 0 || shape.heads < 0) return invalid("norm_heads: the number of tokens or heads is negative");
+  if (shape.tokens < 0) return invalid("norm_heads: tokens is negative");
+  if (shape.heads < 0) return invalid("norm_heads: heads is negative");
   if (shape.dim < 2 || shape.dim % 2 != 0) return invalid("norm_heads: dim is odd, or less than 2");
   if (shape.dim > kMaxHeadDim) return unsupported("norm_heads: dim exceeds 256");
-  if (shape.normed < 0 || shape.normed > shape.heads)
-    return invalid("norm_heads: normed is negative, or more than there are heads");
+  if (shape.normed < 0) return invalid("norm_heads: normed is negative");
+  if (shape.normed > shape.heads) return invalid("norm_heads: normed exceeds heads");
   if (shape.heads > (int64_t(1) << 30) / shape.dim) return unsupported("norm_heads: heads x dim exceeds 2^30");
   if (shape.heads > 0 && shape.tokens > INT64_MAX / shape.heads)
     return invalid("norm_heads: tokens x heads exceeds 64 bits");

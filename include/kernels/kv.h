@@ -273,7 +273,7 @@ struct Pages {
   uint32_t size;
 };
 inline Pages pages(const int32_t* table, int64_t ld, int64_t size) {
-  return {table, ld, size > 0 && size <= INT32_MAX ? uint32_t(size) : 0};
+  return {table, ld, size < 1 ? 0 : uint32_t(lesser<int64_t>(size, int64_t(INT32_MAX) + 1))};
 }
 
 struct Paged {
@@ -287,7 +287,8 @@ struct Paged {
   Status check() const {
     KERNELS_TRY(detail::check_pointer(pages.table, "kv: the pointer to the page table is null",
                                       "kv: the pointer to the page table is not aligned for 32-bit numbers"));
-    if (pages.size == 0) return invalid("kv: the page size is less than 1, or too large");
+    if (pages.size == 0) return invalid("kv: the page size is less than 1");
+    if (pages.size > uint32_t(INT32_MAX)) return invalid("kv: the page size exceeds 2^31 - 1");
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
     KERNELS_TRY(lengths.check());
     return lengths.known() > most_positions(0)

@@ -70,14 +70,16 @@ class Router {
   Router& local(int first, int count) { first_ = first, count_ = count, local_ = true; return *this; }
 
   Status check(const RouterShape& shape) const {
-    if (shape.tokens < 0) return invalid("route: the number of tokens is negative");
-    if (shape.experts < 1 || shape.top_k < 1) return invalid("route: the number of experts or top_k is less than 1");
-    if (shape.experts > kMaxExperts) return unsupported("route: there are more than 512 experts");
+    if (shape.tokens < 0) return invalid("route: tokens is negative");
+    if (shape.experts < 1) return invalid("route: experts is less than 1");
+    if (shape.top_k < 1) return invalid("route: top_k is less than 1");
+    if (shape.experts > kMaxExperts) return unsupported("route: experts exceeds 512");
     if (shape.top_k > kMaxTopK) return unsupported("route: top_k exceeds 32");
-    if (shape.top_k > shape.experts) return invalid("route: top_k exceeds the number of experts");
-    if (groups_ < 1 || kept_ < 1 || kept_ > groups_)
-      return invalid("route: groups: a number is less than 1, or more are kept than there are");
-    if (groups_ > kMaxExpertGroups) return unsupported("route: groups: there are more than 32");
+    if (shape.top_k > shape.experts) return invalid("route: top_k exceeds experts");
+    if (groups_ < 1) return invalid("route: groups: count is less than 1");
+    if (kept_ < 1) return invalid("route: groups: kept is less than 1");
+    if (kept_ > groups_) return invalid("route: groups: kept exceeds count");
+    if (groups_ > kMaxExpertGroups) return unsupported("route: groups: count exceeds 32");
     if (shape.experts % groups_ != 0) return invalid("route: groups: their number does not divide that of the experts");
     if (shape.top_k > shape.experts / groups_ * kept_)
       return invalid("route: top_k exceeds the number of experts in the groups that are kept");
@@ -176,10 +178,10 @@ namespace detail {
 
 // ids: of tokens x top_k choices; those that are no expert's number (-1) get no row.
 inline Status check_sort(const int32_t* ids, const ExpertOrder& to, const RouterShape& shape) {
-  if (shape.tokens < 0 || shape.top_k < 1)
-    return invalid("sort_by_expert: the number of tokens is negative, or top_k less than 1");
-  if (shape.experts < 1) return invalid("sort_by_expert: the number of experts is less than 1");
-  if (shape.experts > kMaxExperts) return unsupported("sort_by_expert: there are more than 512 experts");
+  if (shape.tokens < 0) return invalid("sort_by_expert: tokens is negative");
+  if (shape.top_k < 1) return invalid("sort_by_expert: top_k is less than 1");
+  if (shape.experts < 1) return invalid("sort_by_expert: experts is less than 1");
+  if (shape.experts > kMaxExperts) return unsupported("sort_by_expert: experts exceeds 512");
   if (shape.tokens > INT32_MAX / shape.top_k)
     return unsupported("sort_by_expert: there are more than 2^31 - 1 choices");
   KERNELS_TRY(check_pointer(to.offsets, "sort_by_expert: offsets: the pointer is null",

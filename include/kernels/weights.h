@@ -311,7 +311,9 @@ template <class X, class W, class Out>
 Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty,
                     const Groups& groups = {}) {
   empty = true;
-  if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
+  if (shape.m < 0) return invalid("matmul: M is negative");
+  if (shape.n < 0) return invalid("matmul: N is negative");
+  if (shape.k < 0) return invalid("matmul: K is negative");
   constexpr int64_t limit = int64_t(1) << 30;
   if (shape.k > limit) return unsupported("matmul: K exceeds 2^30");
   if (shape.n > INT32_MAX) return unsupported("matmul: N exceeds 2^31 - 1");

@@ -93,12 +93,16 @@ TEST_CASE("what is refused, and why") {
     change(s);
     return s;
   };
-  CHECK(is(f.run(shape([](auto& s) { s.batch = -1; })), Code::invalid, "negative"));
-  CHECK(is(f.run(shape([](auto& s) { s.q_len = -1; })), Code::invalid, "negative"));
-  CHECK(is(f.run(shape([](auto& s) { s.heads = 0; })), Code::invalid, "heads"));
-  CHECK(is(f.run(shape([](auto& s) { s.kv_heads = 0; })), Code::invalid, "heads"));
+  CHECK(is(f.run(shape([](auto& s) { s.batch = -1; })), Code::invalid, ": batch is negative"));
+  CHECK(is(f.run(shape([](auto& s) { s.q_len = -1; })), Code::invalid, ": q_len is negative"));
+  CHECK(is(f.run(shape([](auto& s) { s.tokens = -1; })), Code::invalid, ": tokens is negative"));
+  const int64_t most = INT32_MAX;
+  CHECK(is(f.run(shape([=](auto& s) { s.batch = most + 1; })), Code::unsupported, ": batch exceeds 2^31 - 1"));
+  CHECK(is(f.run(shape([](auto& s) { s.heads = 131072; })), Code::unsupported, ": heads exceeds 65536"));
+  CHECK(is(f.run(shape([](auto& s) { s.heads = 0; })), Code::invalid, ": heads is less than 1"));
+  CHECK(is(f.run(shape([](auto& s) { s.kv_heads = 0; })), Code::invalid, ": kv_heads is less than 1"));
   CHECK(is(f.run(shape([](auto& s) { s.kv_heads = 3; })), Code::invalid, "multiple of kv_heads"));
-  CHECK(is(f.run(shape([](auto& s) { s.dim = 0; })), Code::invalid, "dimension"));
+  CHECK(is(f.run(shape([](auto& s) { s.dim = 0; })), Code::invalid, ": dim is less than 1"));
   CHECK(is(f.run(shape([](auto& s) { s.dim = 12; })), Code::unsupported, "dim"));
   CHECK(is(f.run(shape([](auto& s) { s.dim = 264; })), Code::unsupported, "dim"));
   CHECK(is(f.run(shape([](auto& s) { s.v_dim = 576; })), Code::unsupported, "v_dim"));
@@ -137,12 +141,14 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::dense_kv(side, side, ~size_t(0))), Code::invalid, "length"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 16), int64_t(1) << 31)), Code::unsupported,
            "2^31 - 1024"));
-  CHECK(
-      is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, int64_t(1) << 31), lengths)), Code::invalid, "page size"));
+  for (const int64_t size : {int64_t(1) << 31, int64_t(1) << 40})
+    CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, size), lengths)), Code::invalid,
+             "kv: the page size exceeds 2^31 - 1"));
   CHECK(is(f.with(k::dense_kv(side.scale(static_cast<const float*>(nullptr)), side, 10)), Code::invalid, "scales"));
   CHECK(is(f.with(k::ragged_kv(side, side, nullptr)), Code::invalid, "offsets"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(nullptr, 1, 16), lengths)), Code::invalid, "page table"));
-  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 0), lengths)), Code::invalid, "page size"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 0), lengths)), Code::invalid,
+           "kv: the page size is less than 1"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, -1, 16), lengths)), Code::invalid, "page table"));
   const int32_t too_long[] = {3, 11, 5};
   CHECK(f.with(k::dense_kv(side, side, lengths)));
@@ -403,8 +409,11 @@ TEST_CASE("parts of the keys, merged, are the whole") {
   const auto merge = [&](const k::MergeShape& shape, const k::Attention& options = {}) {
     return k::cpu::merge_states(k::cpu::Exec{1}, k::load(some, 8), k::load(some, 1), k::store(some, 8), shape, options);
   };
-  CHECK(is(merge({-1, 1, 1, 8}), k::Code::invalid, "negative"));
-  CHECK(is(merge({1, 1, 0, 8}), k::Code::invalid, "heads"));
+  CHECK(is(merge({-1, 1, 1, 8}), k::Code::invalid, "merge_states: parts is negative"));
+  CHECK(is(merge({1, -1, 1, 8}), k::Code::invalid, "merge_states: tokens is negative"));
+  CHECK(is(merge({1, 1, 0, 8}), k::Code::invalid, "merge_states: heads is less than 1"));
+  CHECK(is(merge({1, 1, 1, 0}), k::Code::invalid, "merge_states: dim is less than 1"));
+  CHECK(is(merge({1, 1, 1, 65537}), k::Code::unsupported, "merge_states: dim exceeds 65536"));
   CHECK(is(merge({1, 1, 1, 8}, k::Attention{}.scale(2)), k::Code::invalid, "scaled"));
   // No part at all sees nothing.
   some[3] = 5;

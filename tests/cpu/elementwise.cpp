@@ -155,13 +155,12 @@ TEST_CASE("what copy refuses") {
   says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2, 7), out, 4, 8),
        "copy: in: dropout: ld is smaller than cols, rows would share their numbers");
 
-  says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4),
-       "copy: in: columns: the first column is negative, or too large");
+  says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4), "copy: in: columns: the first column is negative");
 
   const auto quantized = [&](const auto& sink) { return door.copy(k::load(c, 8), sink, 4, 8); };
   says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "copy: out: quantize: the row stride is smaller than a row");
   says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))),
-       "copy: out: quantize: a pointer to scales or zeros is null");
+       "copy: out: quantize: the pointer to scales is null");
   says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))),
        "copy: out: quantize: the group or block size is not a power of two");
   says(quantized(k::quantize(q, 8, k::group_scales(c, -1, 4))),

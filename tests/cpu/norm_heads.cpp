@@ -100,10 +100,12 @@ TEST_CASE("what norm_heads refuses, and why") {
   CHECK(reason({2, 4, 16, 3}, out) == "ok");
   CHECK(reason({0, 4, 16, 3}, out) == "ok");
   CHECK(reason({2, 0, 16, 0}, out) == "ok");
-  CHECK(reason({-1, 4, 16, 3}, out) == "norm_heads: the number of tokens or heads is negative");
+  CHECK(reason({-1, 4, 16, 3}, out) == "norm_heads: tokens is negative");
+  CHECK(reason({2, -4, 16, 3}, out) == "norm_heads: heads is negative");
+  CHECK(reason({2, 4, 16, -1}, out) == "norm_heads: normed is negative");
   CHECK(reason({2, 4, 15, 3}, out) == "norm_heads: dim is odd, or less than 2");
   CHECK(reason({2, 4, 258, 3}, out) == "norm_heads: dim exceeds 256");
-  CHECK(reason({2, 4, 16, 5}, out) == "norm_heads: normed is negative, or more than there are heads");
+  CHECK(reason({2, 4, 16, 5}, out) == "norm_heads: normed exceeds heads");
   CHECK(reason({2, int64_t(1) << 29, 16, 5}, out) == "norm_heads: heads x dim exceeds 2^30");
   CHECK(reason({2, 4, 16, 3}, out, k::RmsNorm{}.eps(-1)) == "norm_heads: eps is negative or NaN");
   CHECK(reason({2, 4, 16, 3}, k::store(static_cast<float*>(nullptr), 64)) ==

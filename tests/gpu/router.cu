@@ -159,7 +159,7 @@ TEST_CASE("router: what it refuses") {
   Device<int32_t> i(1, 70000, 70000);
   const auto logits = k::load(static_cast<const float*>(p.data()), 8);
   CHECK(std::string(k::route(stream, logits, i.data(), p.data(), {2, 8, 9}).reason()) ==
-        "route: top_k exceeds the number of experts");
+        "route: top_k exceeds experts");
   CHECK(std::string(k::route(stream, logits, nullptr, p.data(), {2, 8, 2}).reason()) ==
         "route: ids: the pointer is null");
   const k::RouterShape large{8193, 8, 2};

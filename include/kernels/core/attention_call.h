@@ -138,13 +138,17 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
                        const Attention& options, int64_t most_queries, bool& empty) {
   empty = true;
   constexpr int64_t limit = INT32_MAX;
-  if (shape.batch < 0 || shape.q_len < 0 || shape.tokens < 0) return invalid("batch, q_len or tokens is negative");
-  if (shape.heads < 1 || shape.kv_heads < 1) return invalid("the number of heads is less than 1");
+  if (shape.batch < 0) return invalid("batch is negative");
+  if (shape.q_len < 0) return invalid("q_len is negative");
+  if (shape.tokens < 0) return invalid("tokens is negative");
+  if (shape.heads < 1) return invalid("heads is less than 1");
+  if (shape.kv_heads < 1) return invalid("kv_heads is less than 1");
   if (shape.heads % shape.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
   if (shape.v_dim < 0) return invalid("v_dim is negative");
   KERNELS_TRY(check_head_dims(shape.dim, shape.value_dim()));
-  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536)
-    return unsupported("batch or q_len exceeds 2^31 - 1, or heads 65536");
+  if (shape.batch > limit) return unsupported("batch exceeds 2^31 - 1");
+  if (shape.q_len > limit) return unsupported("q_len exceeds 2^31 - 1");
+  if (shape.heads > 65536) return unsupported("heads exceeds 65536");
   if (shape.q_len > most_queries) return unsupported("q_len exceeds 32: call attention()");
   KERNELS_TRY(options.check(shape));
   if (reinterpret_cast<uintptr_t>(shape.q_offsets) % alignof(int32_t) != 0)
@@ -192,9 +196,12 @@ template <class O, class L, class Out>
 Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options,
                    bool& empty) {
   empty = true;
-  if (shape.parts < 0 || shape.tokens < 0) return invalid("parts or tokens is negative");
-  if (shape.heads < 1 || shape.dim < 1) return invalid("heads or dim is less than 1");
-  if (shape.heads > 65536 || shape.dim > 65536) return unsupported("heads or dim exceeds 65536");
+  if (shape.parts < 0) return invalid("parts is negative");
+  if (shape.tokens < 0) return invalid("tokens is negative");
+  if (shape.heads < 1) return invalid("heads is less than 1");
+  if (shape.dim < 1) return invalid("dim is less than 1");
+  if (shape.heads > 65536) return unsupported("heads exceeds 65536");
+  if (shape.dim > 65536) return unsupported("dim exceeds 65536");
   if (shape.parts > 0 && shape.tokens > INT64_MAX / shape.parts) return invalid("parts x tokens exceeds 64 bits");
   KERNELS_TRY(options.check_merge(shape.heads));
   if (shape.tokens == 0) return {};

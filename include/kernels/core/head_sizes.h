@@ -69,7 +69,8 @@ constexpr void check_largest_head() {
 // What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
 inline Status check_head_dims(int64_t dim, int64_t v_dim) {
   const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
-  if (dim < 1 || v_dim < 1) return invalid("the head dimension is less than 1");
+  if (dim < 1) return invalid("dim is less than 1");
+  if (v_dim < 1) return invalid("v_dim is less than 1");
   if (!ordinary(dim) && dim != 512 && dim != 576)
     return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
   if (!ordinary(v_dim) && v_dim != 512) return unsupported("v_dim is no multiple of 8 up to 256, nor 512");

@@ -56,12 +56,14 @@ class Scales {
     else return 0.f;
   }
 
-  Status check(const char* null = "dequant: a pointer to scales or zeros is null",
-               const char* misaligned = "dequant: a pointer to scales or zeros is not aligned for its elements",
+  Status check(const char* null = "dequant: the pointer to scales is null",
+               const char* misaligned = "dequant: the pointer to scales is not aligned for its elements",
+               const char* no_zeros = "dequant: the pointer to zeros is null",
+               const char* misaligned_zeros = "dequant: the pointer to zeros is not aligned for its elements",
                const char* size = "dequant: the group or block size is not a power of two",
                const char* stride = "dequant: the row stride of the scales is negative") const {
     KERNELS_TRY(detail::check_pointer(scales_, null, misaligned));
-    if constexpr (has_zeros) KERNELS_TRY(detail::check_pointer(zeros_, null, misaligned));
+    if constexpr (has_zeros) KERNELS_TRY(detail::check_pointer(zeros_, no_zeros, misaligned_zeros));
     if (row_log2_ < 0 || col_log2_ < 0) return invalid(size);
     if (ld_ < 0) return invalid(stride);
     return {};
@@ -192,9 +194,9 @@ class Words : public Functor {
     if (rows == 0 || cols == 0) return {};
     KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null",
                                       "4-bit weights: the pointer is not aligned for words of 32 bits"));
-    if (ld_ % 8 != 0 || (ld_ < cols && rows > 1))
-      return invalid(
-          "4-bit weights: the row stride (counted in codes) is not a multiple of 8, or smaller than a row");
+    if (ld_ % 8 != 0) return invalid("4-bit weights: the row stride (counted in codes) is not a multiple of 8");
+    if (ld_ < cols && rows > 1)
+      return invalid("4-bit weights: the row stride (counted in codes) is smaller than a row");
     if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
     return {};
   }

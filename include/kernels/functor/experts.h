@@ -20,8 +20,8 @@ class Experts : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_pointer(ids_, "experts: the pointer to the ids is null",
                                       "experts: the pointer to the ids is not aligned for its elements"));
-    if (experts_ < 1 || rows != n_)
-      return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
+    if (experts_ < 1) return invalid("experts: the number of experts is less than 1");
+    if (rows != n_) return invalid("experts: an expert's rows are not N");
     return detail::check_of(source_, n_ * experts_, cols);
   }
   KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, greater<int64_t>(ids_[token], 0) * n_}; }
@@ -158,14 +158,15 @@ class Mixed : public Functor {
   // A pack must not belong to two experts.
   int max_pack() const { return detail::pack_at(cols_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
-    const char* const null = "mixed: the pointer to the ids or the shares is null";
-    const char* const misaligned = "mixed: the pointer to the ids or the shares is not aligned for its elements";
-    KERNELS_TRY(detail::check_pointer(ids_, null, misaligned));
-    KERNELS_TRY(detail::check_pointer(shares_, null, misaligned));
-    if (experts_ < 1 || top_k_ < 1 || cols_ < 0)
-      return invalid("mixed: top_k or the number of experts is less than 1, or cols is negative");
-    if (rows != n_ || cols != top_k_ * cols_)
-      return invalid("mixed: an expert's rows are not N, or K is not top_k x cols");
+    KERNELS_TRY(detail::check_pointer(ids_, "mixed: the pointer to the ids is null",
+                                      "mixed: the pointer to the ids is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(shares_, "mixed: the pointer to the shares is null",
+                                      "mixed: the pointer to the shares is not aligned for its elements"));
+    if (experts_ < 1) return invalid("mixed: the number of experts is less than 1");
+    if (top_k_ < 1) return invalid("mixed: top_k is less than 1");
+    if (cols_ < 0) return invalid("mixed: cols is negative");
+    if (rows != n_) return invalid("mixed: an expert's rows are not N");
+    if (cols != top_k_ * cols_) return invalid("mixed: K is not top_k x cols");
     return detail::check_of(source_, n_ * experts_, cols_);
   }
 

@@ -63,7 +63,8 @@ class ColumnsFrom : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::pack_at(first_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
-    if (first_ < 0 || cols > INT64_MAX - first_) return invalid("columns: the first column is negative, or too large");
+    if (first_ < 0) return invalid("columns: the first column is negative");
+    if (cols > INT64_MAX - first_) return invalid("columns: the first column and cols exceed 64 bits together");
     return detail::check_of(source_, rows, first_ + cols);
   }
   template <int N>
