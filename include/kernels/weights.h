@@ -270,9 +270,12 @@ constexpr bool takes_product() {
     static_assert(
         !wraps_gated<W>::value,
         "experts() and mixed() take one matrix, and gated() takes two of these: gated(experts(w1, ...), experts(w3, ...))");
-    static_assert(wraps_gated<W>::value || is_gated<W>::value == joins<Out>,
+    constexpr bool one_of_two = !wraps_gated<W>::value && is_gated<W>::value != joins<Out>;
+    static_assert(!one_of_two || joins<Out>,
                   "gated() weights go with a sink that begins with swiglu(), geglu() or another glu(); maps of either "
                   "before that are swiglu().of(k::bias(b1), k::bias(b3))");
+    static_assert(!one_of_two || is_gated<W>::value,
+                  "swiglu(), geglu() and other glu() make one result of two, and need k::gated(w1, w3) as weights");
     static_assert(
         !has_effects<X> && !has_effects<W>,
         "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");

@@ -28,10 +28,11 @@
 // FAILS MATMUL_MAP: a map where there must be a source
 // FAILS MATMUL_SOURCE_LAST: a source where there must be a sink
 // FAILS MATMUL_GATED_INPUTS: weights where there must be a source
-// FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
-// FAILS MATMUL_SCALES_POINTER: a pointer or a number where there must be scales: k::tensor_scale(p)
-// FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there must be scales: k::tensor_scale(p)
-// FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
+// FAILS MATMUL_GATED_ALONE: gated() weights go with a sink that begins with swiglu()
+// FAILS MATMUL_SWIGLU_ALONE: swiglu(), geglu() and other glu() make one result of two, and need k::gated(w1, w3) as
+// weights FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results FAILS MATMUL_SCALES_POINTER: a pointer or a
+// number where there must be scales: k::tensor_scale(p) FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there
+// must be scales: k::tensor_scale(p) FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_SCALED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_STACKED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_GATED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
@@ -173,6 +174,10 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::matmul(cx, in, in, in, product);
 #elif defined(MATMUL_GATED_INPUTS)
   return k::cpu::matmul(cx, k::gated(in, in), in, out, product);
+#elif defined(MATMUL_GATED_ALONE)
+  return k::cpu::matmul(cx, in, k::gated(in, in), k::relu() | out, product);
+#elif defined(MATMUL_SWIGLU_ALONE)
+  return k::cpu::matmul(cx, in, in, k::swiglu() | out, product);
 #elif defined(MATMUL_QUANTIZE)
   return k::cpu::matmul(cx, in, in, quantize, product);
 #elif defined(MATMUL_SCALES_POINTER)
