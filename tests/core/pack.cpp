@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("packs convert as their elements do", "", k::half, k::bfloat1
 
 TEST_CASE("packs of every half code convert to float and back") {
   test::Tally t;
-  for_widths<8, 16, 32>([&t](auto width) {
+  for_widths<2, 4, 8, 16, 32>([&t](auto width) {
     constexpr int N = decltype(width)::value;
     for (uint32_t first = 0; first < 65536; first += N) {
       k::Pack<k::half, N> codes;
@@ -215,12 +215,36 @@ TEST_CASE("packs of every half code convert to float and back") {
       const auto back = k::convert<k::half>(wide);
       for (int i = 0; i < N; ++i) {
         const uint32_t code = first + i;
+        t.expect(k::bit_cast<uint32_t>(wide[i]) == k::bit_cast<uint32_t>(k::convert<float>(codes[i])),
+                 "%x alone and in a pack of %d", code, N);
         if ((code & 0x7fff) > 0x7c00) {
           t.expect(std::isnan(wide[i]) && (k::bit_cast<uint16_t>(back[i]) & 0x7fff) > 0x7c00, "NaN %x", code);
         } else {
           t.expect(k::bit_cast<uint16_t>(back[i]) == code, "%x came back as %x", code, k::bit_cast<uint16_t>(back[i]));
         }
       }
+    }
+  });
+  CHECK_TALLY(t);
+}
+
+// Of all exponents, NaN and infinity as well, and of both sides of where rounding turns.
+TEST_CASE("packs of any floats become the halves that each alone becomes") {
+  test::Tally t;
+  std::mt19937 random(1);
+  for_widths<2, 4, 8, 16, 32>([&](auto width) {
+    constexpr int N = decltype(width)::value;
+    for (int repeat = 0; repeat < 400000 / N; ++repeat) {
+      k::Pack<float, N> floats;
+      for (int i = 0; i < N; ++i) {
+        const uint32_t near_a_turn = (uint32_t(random()) & 0xfffff000u) + uint32_t(random()) % 3 - 1;
+        const uint32_t in_range = 0x32000000u + uint32_t(random()) % 0x16000000u;
+        floats[i] = k::bit_cast<float>(repeat % 3 == 0 ? uint32_t(random()) : repeat % 3 == 1 ? near_a_turn : in_range);
+      }
+      const auto halves = k::convert<k::half>(floats);
+      for (int i = 0; i < N; ++i)
+        t.expect(k::bit_cast<uint16_t>(halves[i]) == k::bit_cast<uint16_t>(k::convert<k::half>(floats[i])),
+                 "%x alone and in a pack of %d", k::bit_cast<uint32_t>(floats[i]), N);
     }
   });
   CHECK_TALLY(t);

@@ -67,31 +67,40 @@ struct SmallFloat {
   static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
   static constexpr uint32_t smallest_normal = rebias + (1u << 23);
 
-  static KERNELS_HD float decode(uint32_t code) {
-    const uint32_t magnitude = code & (sign - 1);
-    const uint32_t normal = (magnitude << shift) + rebias;
-    // A subnormal's mantissa, placed under the smallest normal's exponent, is off by exactly that smallest normal.
-    const float subnormal = bit_cast<float>((magnitude << shift) + smallest_normal) - bit_cast<float>(smallest_normal);
-    uint32_t bits = magnitude < (1u << kMantissaBits) ? bit_cast<uint32_t>(subnormal) : normal;
-    const bool special = kInfinity ? magnitude >= exponent_ones : magnitude == nan;
-    const uint32_t special_bits = kInfinity ? (magnitude << shift) | 0x7f800000u : 0x7fc00000u;
-    bits = special ? special_bits : bits;
-    return bit_cast<float>(bits | (code & sign) << (31 - kExponentBits - kMantissaBits));
-  }
+  static KERNELS_HD float decode(uint32_t code) { return decode<float>(code); }
+  static KERNELS_HD uint32_t encode(float value) { return encode(value, uint32_t{}); }
 
-  static KERNELS_HD uint32_t encode(float value) {
-    const uint32_t all = bit_cast<uint32_t>(value);
-    const uint32_t magnitude = all & 0x7fffffffu;
+  // Of a code, or of a vector of them.
+  template <class Float, class Bits>
+  static KERNELS_HD Float decode(Bits code) {
+    const Bits magnitude = code & (sign - 1);
+    const Bits normal = (magnitude << shift) + rebias;
+    // A subnormal's mantissa, placed under the smallest normal's exponent, is off by exactly that smallest normal.
+    const Float subnormal = bit_cast<Float>((magnitude << shift) + smallest_normal) - bit_cast<float>(smallest_normal);
+    Bits bits = magnitude < (1u << kMantissaBits) ? bit_cast<Bits>(subnormal) : normal;
+    const Bits special = kInfinity ? (magnitude << shift) | 0x7f800000u : all<Bits>(0x7fc00000u);
+    bits = magnitude >= (kInfinity ? exponent_ones : nan) ? special : bits;
+    return bit_cast<Float>(bits | (code & sign) << (31 - kExponentBits - kMantissaBits));
+  }
+  // Of a float, or of a vector of them, in as many bits.
+  template <class Float, class Bits>
+  static KERNELS_HD Bits encode(Float value, Bits) {
+    const Bits bits = bit_cast<Bits>(value);
+    const Bits magnitude = bits & 0x7fffffffu;
     // Adding a power of two whose last place is one subnormal step makes the addition do the rounding.
     constexpr uint32_t anchor = rebias + (uint32_t(shift + 1) << 23);
-    const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(anchor)) - anchor;
-    const uint32_t odd = (magnitude >> shift) & 1u;
-    const uint32_t normal = (magnitude - rebias + ((1u << (shift - 1)) - 1) + odd) >> shift;
-    uint32_t code = magnitude < smallest_normal ? subnormal : normal;
-    code = magnitude >= smallest_normal && normal > max_finite ? overflow : code;
-    code = magnitude > 0x7f800000u ? nan : code;
-    return code | (all >> 31) * sign;
+    const Bits subnormal = bit_cast<Bits>(bit_cast<Float>(magnitude) + bit_cast<float>(anchor)) - anchor;
+    const Bits odd = (magnitude >> shift) & 1u;
+    Bits normal = (magnitude - rebias + ((1u << (shift - 1)) - 1) + odd) >> shift;
+    normal = normal > max_finite ? all<Bits>(overflow) : normal;
+    Bits code = magnitude < smallest_normal ? subnormal : normal;
+    code = magnitude > 0x7f800000u ? all<Bits>(nan) : code;
+    return code | (bits >> 31) * sign;
   }
+
+ private:
+  template <class Bits>
+  static KERNELS_HD Bits all(uint32_t x) { return Bits{} + x; }
 };
 
 using Fp16Format = SmallFloat<5, 10, true, false>;

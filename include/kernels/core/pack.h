@@ -357,6 +357,15 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     return detail::halves_of_floats(in);
   } else
 #endif
+#if KERNELS_VECTORS && !defined(__F16C__)
+  if constexpr (detail::in_vectors<To, N> && std::is_same<From, half>::value) {
+    return bit_cast<Pack<To, N>>(detail::Fp16Format::decode<detail::VectorOf<float, N>>(detail::widened_shorts(in)));
+  } else if constexpr (detail::in_vectors<From, N> && std::is_same<To, half>::value) {
+    const auto codes =
+        detail::Fp16Format::encode(bit_cast<detail::VectorOf<float, N>>(in), detail::VectorOf<uint32_t, N>{});
+    return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint16_t, N>));
+  } else
+#endif
 #if KERNELS_VECTORS
   if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
     return bit_cast<Pack<To, N>>(detail::widened_shorts(in) << 16);
