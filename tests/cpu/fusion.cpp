@@ -2,11 +2,15 @@
 // cache and rows that do not.
 #include "support/cpu.h"
 #include "support/families.h"
+#include "support/given_scales.h"
 #include "support/random_matrix.h"
 #include "support/row_groups.h"
 #include "support/threads.h"
 
+#include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
+#include <kernels/cpu/matmul.h>
+#include <kernels/cpu/norm_heads.h>
 
 #include <atomic>
 #include <memory>
@@ -293,6 +297,40 @@ struct ByGroup {
 TEST_CASE("quantize: groups of columns behind an operation") {
   Tally t;
   check_quantized_by_groups<HostMemory>(t, ByGroup());
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("quantize: scales that are given, behind every operation") {
+  Tally t;
+  const k::cpu::Exec cx = on_threads(2);
+  const int64_t tokens = 6, heads = 4, dim = 16, cols = heads * dim;
+  const Matrix<float> x(1, tokens, cols, cols), w(2, 37, cols, cols);
+  const Matrix<k::half> keys(3, 20, 2 * dim, 2 * dim), values(4, 20, 2 * dim, 2 * dim);
+  const auto in = k::load(x.data(), cols);
+  const auto kv = k::dense_kv(k::nhd(keys.data(), 10, 2, dim), k::nhd(values.data(), 10, 2, dim), 10);
+  const k::AttentionShape shape{2, tokens / 2, heads, 2, dim};
+  std::vector<float> room(k::cpu::decode_workspace_bytes(shape) / sizeof(float) + 1);
+  const k::Workspace workspace{room.data(), room.size() * sizeof(float)};
+  const auto check = [&](const char* what, int64_t rows, int64_t width, const auto& call) {
+    check_given_scales<HostMemory>(t, what, rows, width, call);
+  };
+  check("copy", tokens, cols, [&](const auto& out) { return k::cpu::copy(cx, in, out, tokens, cols); });
+  check("softmax", tokens, cols, [&](const auto& out) { return k::cpu::softmax(cx, in, out, tokens, cols); });
+  check("rmsnorm", tokens, cols,
+        [&](const auto& out) { return k::cpu::rmsnorm(cx, in, k::relu() | out, tokens, cols); });
+  check("product", tokens, 37, [&](const auto& out) {
+    return k::cpu::matmul(cx, in, k::load(w.data(), cols), k::scale(0.1) | out, {tokens, 37, cols});
+  });
+  check("attention", tokens, cols,
+        [&](const auto& out) { return k::cpu::attention(cx, in, kv, out, shape, k::causal()); });
+  check("decode", tokens, cols,
+        [&](const auto& out) { return k::cpu::decode(cx, in, kv, out, shape, k::causal(), workspace); });
+  check("merge_states", tokens / 2, cols, [&](const auto& out) {
+    return k::cpu::merge_states(cx, in, k::load(x.data(), cols), out, {2, tokens / 2, heads, dim});
+  });
+  check("norm_heads", tokens, cols, [&](const auto& out) {
+    return k::cpu::norm_heads(cx, in, out, {tokens, heads, dim, heads});
+  });
   CHECK_TALLY(t);
 }
 

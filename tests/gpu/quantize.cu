@@ -2,7 +2,12 @@
 #include "support/gpu.cuh"
 
 #include <kernels/cpu/rmsnorm.h>
+#include <kernels/attention.cuh>
+#include <kernels/elementwise.cuh>
+#include <kernels/matmul.cuh>
+#include <kernels/norm_heads.cuh>
 
+#include "support/given_scales.h"
 #include "support/row_groups.h"
 
 using namespace test;
@@ -262,6 +267,52 @@ TEST_CASE("quantize: groups behind an operation as on the CPU") {
     if (std::abs(int(written[size_t(i)]) - int(codes[i])) > 1) FAIL("code " << i);
   }
   for (void* p : {static_cast<void*>(x), static_cast<void*>(scales), static_cast<void*>(codes)}) cudaFreeHost(p);
+}
+
+TEST_CASE("quantize: scales that are given, behind every operation") {
+  Tally t;
+  const Stream stream;
+  const int64_t tokens = 6, heads = 4, dim = 64, cols = heads * dim;
+  const RandomMatrix<k::half, DeviceMemory> x(1, tokens, cols, cols), w(2, 40, cols, cols);
+  const RandomMatrix<float, DeviceMemory> lse(5, tokens, heads, heads);
+  const RandomMatrix<k::half, DeviceMemory> keys(3, 20, 2 * dim, 2 * dim), values(4, 20, 2 * dim, 2 * dim);
+  const auto in = k::load(x.data(), cols);
+  const auto kv = k::dense_kv(k::nhd(keys.data(), 10, 2, dim), k::nhd(values.data(), 10, 2, dim), 10);
+  const k::AttentionShape shape{2, tokens / 2, heads, 2, dim};
+  const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape));
+  const Device<unsigned char> room(1, bytes, bytes);
+  // call(sink) begins the work.
+  const auto check = [&](const char* what, int64_t rows, int64_t width, const auto& call) {
+    check_given_scales<DeviceMemory>(t, what, rows, width, [&](const auto& out) {
+      const k::Status status = call(out);
+      stream.wait();
+      return status;
+    });
+  };
+  check("copy", tokens, cols, [&](const auto& out) { return k::copy(stream, in, out, tokens, cols); });
+  check("softmax", tokens, cols, [&](const auto& out) { return k::softmax(stream, in, out, tokens, cols); });
+  check("rmsnorm", tokens, cols,
+        [&](const auto& out) { return k::rmsnorm(stream, in, k::relu() | out, tokens, cols); });
+  const auto product = [&](auto only, const auto& out) {
+    return k::matmul<decltype(only)::value>(stream, in, k::load(w.data(), cols), k::scale(0.1) | out,
+                                            {tokens, 40, cols});
+  };
+  check("product", tokens, 40,
+        [&](const auto& out) { return product(std::integral_constant<k::Path, k::Path::gemm>(), out); });
+  check("product of few tokens", tokens, 40,
+        [&](const auto& out) { return product(std::integral_constant<k::Path, k::Path::skinny>(), out); });
+  check("attention", tokens, cols,
+        [&](const auto& out) { return k::attention<64>(stream, in, kv, out, shape, k::causal()); });
+  check("decode", tokens, cols, [&](const auto& out) {
+    return k::decode<64>(stream, in, kv, out, shape, k::causal(), k::Workspace{room.data(), size_t(bytes)});
+  });
+  check("merge_states", tokens / 2, cols, [&](const auto& out) {
+    return k::merge_states(stream, in, k::load(lse.data(), heads), out, {2, tokens / 2, heads, dim});
+  });
+  check("norm_heads", tokens, cols, [&](const auto& out) {
+    return k::norm_heads(stream, in, out, {tokens, heads, dim, heads});
+  });
+  CHECK_TALLY(t);
 }
 
 TEST_CASE("quantize: a split row is refused") {
