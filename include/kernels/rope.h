@@ -102,10 +102,10 @@ class Rope : public Functor {
   }
 
   Status check(int64_t, int64_t cols) const {
-    const char* const null = "rope: the pointer to positions or frequencies is null";
-    const char* const misaligned = "rope: the pointer to positions or frequencies is not aligned for its elements";
-    KERNELS_TRY(detail::check_pointer(positions_, null, misaligned));
-    KERNELS_TRY(detail::check_pointer(frequencies_, null, misaligned));
+    KERNELS_TRY(detail::check_pointer(positions_, "rope: the pointer to positions is null",
+                                      "rope: the pointer to positions is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(frequencies_, "rope: the pointer to frequencies is null",
+                                      "rope: the pointer to frequencies is not aligned for its elements"));
     if (cols > INT32_MAX) return unsupported("rope: more than 2^31 - 1 columns");
     if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0)
       return invalid("rope: columns are no whole heads of a multiple of 8");
