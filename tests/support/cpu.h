@@ -93,6 +93,12 @@ inline std::vector<Shape> awkward_shapes() {
       for (const auto& shift : shifts) shapes.push_back({3, cols, gap[0], gap[1], shift[0], shift[1]});
     }
   }
+  const int64_t by_one[][2] = {{1, 0}, {0, 1}, {1, 1}};
+  // By one element alone, around every number of vectors that a loop may take at a time.
+  for (const int64_t cols :
+       {4, 5, 7, 9, 16, 32, 63, 65, 96, 127, 128, 129, 256, 511, 512, 513, 768, 1001, 2049, 4096}) {
+    for (const auto& shift : by_one) shapes.push_back({3, cols, 0, 0, shift[0], shift[1]});
+  }
   return shapes;
 }
 

@@ -435,6 +435,12 @@ inline std::vector<Shape> awkward_shapes() {
       for (const auto& shift : shifts) shapes.push_back({5, cols, gap[0], gap[1], shift[0], shift[1]});
     }
   }
+  const int64_t by_one[][2] = {{1, 0}, {0, 1}, {1, 1}};
+  // By one element alone, around every number of packs that a thread, a warp or a block may have.
+  for (const int64_t cols : {4,   5,   7,   9,   12,  15,  16,   31,   32,   33,   63,   65,   96,   127, 128,
+                             129, 257, 511, 512, 513, 768, 1001, 2047, 2049, 3000, 4096, 4097, 4104, 8191}) {
+    for (const auto& shift : by_one) shapes.push_back({5, cols, 0, 0, shift[0], shift[1]});
+  }
   return shapes;
 }
 
