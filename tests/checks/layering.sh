@@ -17,7 +17,7 @@ layer_of() {
   case $1 in
     arch/scalar.h) echo scalar ;;
     */*) echo "${1%%/*}" ;;
-    functor.h | weights.h | quantize.h | dropout.h | embed.h | router.h | kv.h | score.h | rope.h | append.h | heads.h) echo functor ;;
+    functor.h | weights.h | quantize.h | dropout.h | embed.h | repack.h | router.h | kv.h | score.h | rope.h | append.h | heads.h) echo functor ;;
     exec.cuh) echo exec ;;
     *) echo door ;;
   esac

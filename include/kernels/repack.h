@@ -1,0 +1,122 @@
+// Matrices of 4-bit codes as GPTQ's and AWQ's checkpoints have them, put into the order of uint4() once, on the host.
+//
+//   // qweight, qzeros and scales of a layer of n outputs and k inputs, as they lie in the file
+//   k::GptqMatrix<k::half> file{qweight, qzeros, scales_of_file, n, k, 128};  // or AwqMatrix
+//   std::vector<uint32_t> words(n * k / 8);
+//   std::vector<k::half> scales(n * k / 128);
+//   std::vector<uint8_t> zeros(n * k / 128);
+//   k::Status status = k::repack(file, {words.data(), scales.data(), zeros.data()});
+//
+//   k::dequant(k::uint4(words, k), k::group_scales(scales, k / 128, 128).zeros(zeros))  // the weights of a product
+//
+// No bit is lost: a weight is (code - zero) * scale there and here. Matrices of other outputs may follow in one memory,
+// as stacked() and experts() want them: rows are whole.
+#pragma once
+
+#include "core/quant.h"
+#include "core/status.h"
+
+KERNELS_BEGIN
+
+// codes: qweight, [cols / 8, rows], eight columns of an output in a word; zeros: qzeros, [groups, rows / 8], eight
+// outputs in a word; scales: [groups, rows]. All lie without gaps. A group is so many columns, or all of them.
+template <class S>
+struct GptqMatrix {
+  const uint32_t *codes, *zeros;
+  const S* scales;
+  int64_t rows, cols;
+  int group;
+  // What is missing from each zero in the file: 1, or 0 where the checkpoint_format is gptq_v2.
+  int missing = 1;
+  // g_idx, if there is one: the group of each column. Groups whose columns do not stand together (desc_act) are
+  // refused.
+  const int32_t* group_of_column = nullptr;
+};
+
+// codes: qweight, [cols, rows / 8], eight outputs of a column in a word; zeros: qzeros, [groups, rows / 8], alike;
+// scales: [groups, rows].
+template <class S>
+struct AwqMatrix {
+  const uint32_t *codes, *zeros;
+  const S* scales;
+  int64_t rows, cols;
+  int group;
+};
+
+// What becomes of it: words of `cols` codes for each row, scales and zeros of `cols / group` groups for each row.
+template <class S>
+struct Uint4Matrix {
+  uint32_t* words;
+  S* scales;
+  uint8_t* zeros;
+};
+
+namespace detail {
+// f(word of eight columns, row) gives a word, as word_of_codes() does; zero(group, row) a zero.
+template <class File, class S, class F, class Zero>
+Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Zero& zero) {
+  const int64_t rows = from.rows, cols = from.cols, group = from.group;
+  if (rows < 0 || rows % 8 != 0) return invalid("repack: rows is negative, or no multiple of 8");
+  if (cols < 0 || cols % 8 != 0) return invalid("repack: cols is negative, or no multiple of 8");
+  const bool power = group >= 8 && (group & (group - 1)) == 0;
+  if (group != cols && !power) return invalid("repack: group is neither a power of two, 8 at least, nor all columns");
+  if (rows == 0 || cols == 0) return {};
+  if (cols % group != 0) return invalid("repack: cols is no multiple of group");
+  if (from.codes == nullptr) return invalid("repack: the pointer to codes is null");
+  if (from.zeros == nullptr) return invalid("repack: the pointer to zeros is null");
+  if (from.scales == nullptr) return invalid("repack: the pointer to scales is null");
+  if (to.words == nullptr || to.scales == nullptr || to.zeros == nullptr)
+    return invalid("repack: a pointer to what is written is null");
+  constexpr int64_t kTogether = 64;  // rows: what of a file's row of words is read at a time, and written far apart
+  const int64_t words = cols / 8, groups = cols / group;
+  for (int64_t first = 0; first < rows; first += kTogether) {
+    const int64_t end = first + kTogether < rows ? first + kTogether : rows;
+    for (int64_t w = 0; w < words; ++w) {
+      for (int64_t row = first; row < end; ++row) to.words[row * words + w] = word(w, row);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t row = first; row < end; ++row) {
+        to.scales[row * groups + g] = from.scales[g * rows + row];
+        to.zeros[row * groups + g] = zero(g, row);
+      }
+    }
+  }
+  return {};
+}
+
+// Where the code of an output stands among the eight of AWQ's word.
+constexpr int awq_shift(int64_t row) { return 4 * (int(row % 2) * 4 + int(row % 8) / 2); }
+}  // namespace detail
+
+template <class S>
+Status repack(const GptqMatrix<S>& from, const Uint4Matrix<S>& to) {
+  if (from.missing != 0 && from.missing != 1) return invalid("repack: what is missing from zeros is neither 0 nor 1");
+  if (from.group_of_column != nullptr && from.group > 0) {
+    for (int64_t c = 0; c < from.cols; ++c) {
+      if (from.group_of_column[c] != c / from.group)
+        return unsupported("repack: the columns of a group do not stand together (desc_act)");
+    }
+  }
+  return detail::repack(
+      from, to, [&](int64_t w, int64_t row) { return word_of_codes(from.codes[w * from.rows + row]); },
+      [&](int64_t g, int64_t row) {
+        const uint32_t zero = from.zeros[g * (from.rows / 8) + row / 8] >> (4 * (row % 8)) & 15u;
+        return uint8_t((zero + uint32_t(from.missing)) & 15u);  // 15 stands for -1, that of a zero of 0
+      });
+}
+
+template <class S>
+Status repack(const AwqMatrix<S>& from, const Uint4Matrix<S>& to) {
+  const int64_t ld = from.rows / 8;
+  return detail::repack(
+      from, to,
+      [&](int64_t w, int64_t row) {
+        uint32_t word = 0;
+        for (int i = 0; i < 8; ++i)
+          word |= (from.codes[(w * 8 + i) * ld + row / 8] >> detail::awq_shift(row) & 15u) << int4_shift(i);
+        return word;
+      },
+      [&](int64_t g, int64_t row) { return uint8_t(from.zeros[g * ld + row / 8] >> detail::awq_shift(row) & 15u); });
+}
+
+KERNELS_END
