@@ -231,6 +231,8 @@ class Lengths {
   }
   // What is known of the longest on the host: those behind a pointer are the device's.
   int64_t known() const { return given_ ? 0 : all_; }
+  // How long any can be, as far as the host knows.
+  int64_t most() const { return given_ ? kMostKeys : all_; }
 
  private:
   const int32_t* p_ = nullptr;
@@ -246,6 +248,7 @@ struct Dense {
   Status check() const { return lengths.check(); }
   // Of a sequence, where nhd() or hnd() was told of so many; strided() was not.
   int64_t most_positions(int64_t positions) const { return positions > 0 ? positions : kMostKeys; }
+  int64_t most_keys(int64_t positions) const { return lesser(lengths.most(), most_positions(positions)); }
   Status fits(int64_t positions) const {
     return positions > 0 && lengths.known() > positions
                ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of")
@@ -263,6 +266,7 @@ struct Ragged {
                                  "kv: the pointer to the offsets is not aligned for 32-bit numbers");
   }
   int64_t most_positions(int64_t) const { return kMostKeys; }
+  int64_t most_keys(int64_t) const { return kMostKeys; }
   Status fits(int64_t) const { return {}; }
 };
 
@@ -297,6 +301,7 @@ struct Paged {
   }
   // With a stride of 0 all sequences have the same row, of as many pages as it takes.
   int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
+  int64_t most_keys(int64_t) const { return lesser(lengths.most(), most_positions(0)); }
   Status fits(int64_t positions) const {
     return positions > 0 && pages.size > positions
                ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of")

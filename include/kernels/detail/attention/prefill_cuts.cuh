@@ -44,18 +44,18 @@ struct PrefillCuts {
   static constexpr int kFewestOfShared = 2;
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
-  int most_tiles;   // of keys that are announced
+  int most_tiles;   // of keys that are announced, or that there can be
   bool shared;      // blocks are shared out among all sequences instead, in parts of as many tiles of keys
 
   PrefillCuts() = default;
-  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share = false)
+  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share,
+              int64_t most_keys = kMostKeys)
       : once(on_each * device.sm_count),
         twice(kOnEach * device.sm_count),
         fixed(options.fixed_splits()),
-        most_tiles(INT32_MAX),
         shared(share && fixed == 0) {
-    if (options.expected_keys() > 0)
-      most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));
+    if (options.expected_keys() > 0) most_keys = lesser(most_keys, options.expected_keys());
+    most_tiles = int((most_keys + tile_keys - 1) / tile_keys) + 1;
   }
 
   // Of any sequence.

@@ -116,7 +116,7 @@ struct HopperConsumer : Parts {
     const int group = group_of_warp();
     Parities keys_at, values_at;
     if (group == kGroups - 1) pass_turn(group);
-    each_item(params.grid, [&](int number, unsigned) {
+    each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);

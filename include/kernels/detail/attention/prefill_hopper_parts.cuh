@@ -36,13 +36,16 @@ struct HopperItems {
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kItems = kItems_;
   static constexpr bool kPairs = kPairs_, kWarpgroups = true;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
-  // Blocks for each multiprocessor, where sequences differ and there are tiles for twice as many. They go there and
-  // back, so that who had tiles with many keys then has some with few. H200 (CUDA 13.0, 2026-11, a program that was not
-  // kept), causal, 32 heads of 128 columns on 8, with 1, 2 and 4 of them, and with one for each tile: 16 sequences of
-  // 1,024 queries 327, 329, 331 and 399 us, 64 of 256 185, 187, 191 and 272, 4 of 4,096 901, 905, 906 and 945, 16 of 64
-  // to 2,063 544, 502, 518 and 540. With few tiles two leave multiprocessors idle: 16 heads of 64 columns, 4 of 4,096
-  // 433 us for 311.
+  // Blocks for each multiprocessor, where sequences differ and there are tiles for twice as many, or, where keys may be
+  // cut and the host only knows how many tiles there can be, for as many. They go there and back, so that who had tiles
+  // with many keys then has some with few. H200 (CUDA 13.0, 2026-11, a program that was not kept), causal, 32 heads of
+  // 128 columns on 8, with 1, 2 and 4 of them, and with one for each tile: 16 sequences of 1,024 queries 327, 329, 331
+  // and 399 us, 64 of 256 185, 187, 191 and 272, 4 of 4,096 901, 905, 906 and 945, 16 of 64 to 2,063 544, 502, 518 and
+  // 540. With few tiles two leave multiprocessors idle: 16 heads of 64 columns, 4 of 4,096 433 us for 311.
   static constexpr int kWalking = 4;
+  // Tiles of queries that are looked for at a time. Blocks that are paired seldom have a second one: latents take 1 us
+  // less than with 8 (H200).
+  static constexpr int kSought = kPairs ? 1 : 8;
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
   // Whether the TMA unit may copy keys and values: where their layout is known.
@@ -69,32 +72,33 @@ struct HopperItems {
     __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
-  // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
-  // more. Where they are is computed anew each time, as the loop over keys needs the registers. By the count of rounds
-  // the compiler sees that all threads go through the same ones, and keeps the addresses of more barriers in uniform
-  // registers.
+  // Which block it is, of how many; those that have a tile together count as one.
+  static __device__ __forceinline__ unsigned index() { return kPairs ? arch::cluster_index() : blockIdx.x; }
+  static __device__ __forceinline__ unsigned count() { return kPairs ? arch::clusters() : gridDim.x; }
+  // Calls f for each of the block's tiles with its number, of the block and in all, and that of its round, until it
+  // says that there are no more. Where they are is computed anew each time, as the loop over keys needs the registers.
+  // By the count of rounds the compiler sees that all threads go through the same ones, and keeps the addresses of more
+  // barriers in uniform registers.
   template <class F>
   static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
-    const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
     int number = 0;
 #pragma unroll 1
     for (unsigned round = 0; round < grid.rounds; ++round) {
-      const unsigned tile = grid.tile_of(round, index, count);
+      const unsigned tile = grid.tile_of(round, index(), count());
       if (tile >= unsigned(grid.tiles_in_all)) continue;
-      if (!f(number, tile)) break;
+      if (!f(number, tile, round)) break;
       ++number;
     }
   }
 
   // The same for one who asks for the next tile when he wants it.
   struct Walk {
-    unsigned round = 0;
+    unsigned round = 0;  // the next one
     int number = -1;
     __device__ __forceinline__ bool next(const PrefillGrid& grid, unsigned& tile) {
-      const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
 #pragma unroll 1
       while (round < grid.rounds) {
-        tile = grid.tile_of(round++, index, count);
+        tile = grid.tile_of(round++, index(), count());
         if (tile < unsigned(grid.tiles_in_all)) return ++number, true;
       }
       return false;
@@ -124,6 +128,14 @@ struct HopperItems {
     }
   };
 
+  // Where their rows come to lie; if it is one, where its item is.
+  template <class Shared>
+  static __device__ __forceinline__ PrefillRows* sought_in(Shared& shared, Item& item) {
+    if constexpr (kSought > 1)
+      return shared.sought;
+    else
+      return &item.rows;
+  }
   template <class Shared>
   static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
     arch::mbarrier_wait_in_block(&shared.item_full[number % kItems], number / kItems % 2);
@@ -197,7 +209,7 @@ struct HopperPrefillParts
   // brackets without: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221);
   // 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128
   // columns, 2,048 keys without a mask, 468 (457).
-  static constexpr bool kBoxesOfResults = Items::kBoxes && !P::kSplits && kQueryStages == 2 && !kInEight &&
+  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
                                           is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
 
   // Scales of keys, then of values, of each stage: where they begin.
@@ -209,7 +221,7 @@ struct HopperPrefillParts
         item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
     uint64_t copied_full[kInEight ? kStages : 1];  // of values before they are turned
     Item items[kItems];
-    PrefillGrid::Sums block_sums[32];
+    PrefillRows sought[Items::kSought];
   };
   static constexpr int kQueryBytes = Queries::kRuns * Queries::kRunBytes,
                        kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);

@@ -11,12 +11,14 @@ namespace detail {
 template <class Parts>
 struct HopperItemProducer : Parts {
   using Item = typename Parts::Item;
-  using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kProducerBarrier;
+  using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kSought, Parts::kProducerBarrier;
 
-  // By the producer, for tile `wanted` of all; false if there is none. Its queries are there when item_full says so.
+  // By the producer, for tile `wanted` of all, the block's in a round; false if there is none. Its queries are there
+  // when item_full says so.
   template <class Params, class Shared>
   static __device__ __forceinline__ bool bring_item(const Params& params, Shared& shared, unsigned char* memory,
-                                                    int number, unsigned wanted, PrefillRows& rows, SeenKeys& all) {
+                                                    int number, unsigned wanted, unsigned round, PrefillRows& rows,
+                                                    SeenKeys& all) {
     const auto& p = params.problem;
     Item& item = shared.items[number % kItems];
     uint64_t* const full = &shared.item_full[number % kItems];
@@ -25,9 +27,14 @@ struct HopperItemProducer : Parts {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {
-      if (threadIdx.x < 32) params.grid.template search<Parts>(p, wanted, item.rows, shared.block_sums, number > 0);
-      arch::named_barrier_sync(kProducerBarrier, 128);
-      rows = same_in_lanes(item.rows);
+      PrefillRows* const sought = Parts::sought_in(shared, item);
+      if (number % kSought == 0) {
+        if (threadIdx.x < 32)
+          params.grid.template search<Parts, kSought>(p, round, Parts::index(), Parts::count(), sought);
+        arch::named_barrier_sync(kProducerBarrier, 128);
+      }
+      rows = same_in_lanes(sought[number % kSought]);
+      if (sought != &item.rows && threadIdx.x == 0) item.rows = rows;
       if (rows.count == 0) {
         arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
         return false;
@@ -89,10 +96,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
     if constexpr (kPreparesNext) {
       copy_ahead(params, shared, memory, keys_to, values_to);
     } else
-      each_item(params.grid, [&](int number, unsigned wanted) {
+      each_item(params.grid, [&](int number, unsigned wanted, unsigned round) {
         PrefillRows rows;
         SeenKeys all;
-        if (!bring_item(params, shared, memory, number, wanted, rows, all)) return false;
+        if (!bring_item(params, shared, memory, number, wanted, round, rows, all)) return false;
         if constexpr (kDecodes) {
           const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
           decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), scales_of<kKeyScales>(shared), shared.keys_full,
@@ -121,8 +128,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
         PrefillRows next_rows;
         SeenKeys seen;
         unsigned wanted;
-        there =
-            walk.next(params.grid, wanted) && bring_item(params, shared, memory, walk.number, wanted, next_rows, seen);
+        there = walk.next(params.grid, wanted) &&
+                bring_item(params, shared, memory, walk.number, wanted, walk.round - 1, next_rows, seen);
       });
       if (!there) return;
       arch::named_barrier_sync(kProducerBarrier, 128);
@@ -279,7 +286,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
     Parities values_to;
-    each_item(params.grid, [&](int number, unsigned) {
+    each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = wait_for_item(shared, number);
       const PrefillRows rows = same_in_lanes(item.rows);
       if (rows.count == 0) return false;

@@ -80,7 +80,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
         item_full[kItems], item_empty[kItems];
     uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
     Item items[kItems];
-    PrefillGrid::Sums block_sums[32];
+    PrefillRows sought[Items::kSought];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
@@ -128,10 +128,11 @@ struct LatentProducer : HopperItemProducer<Parts> {
     arch::fewer_registers<Parts::kProducerRegisters>();
     const P& p = params.problem;
     Parities keys_to;
-    Parts::each_item(params.grid, [&](int number, unsigned wanted) {
+    Parts::each_item(params.grid, [&](int number, unsigned wanted, unsigned round) {
       PrefillRows rows;
       SeenKeys all;
-      if (!HopperItemProducer<Parts>::bring_item(params, shared, memory, number, wanted, rows, all)) return false;
+      if (!HopperItemProducer<Parts>::bring_item(params, shared, memory, number, wanted, round, rows, all))
+        return false;
       copy_keys(params, shared, memory, rows, Tiles(all), keys_to);
       return true;
     });
@@ -241,7 +242,7 @@ struct LatentConsumer : Parts {
     const P& p = params.problem;
     const int value_run = Parts::value_run(p) + kGroup * (kCols / 64);
     Parities at;
-    Parts::each_item(params.grid, [&](int number, unsigned) {
+    Parts::each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = Parts::wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       if constexpr (!Parts::kCopiesQueries) {

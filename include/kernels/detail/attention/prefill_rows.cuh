@@ -101,11 +101,11 @@ struct PrefillGrid {
     constexpr bool splits = P::kSplits;
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach,
                   "what the workspace has room for");
-    PrefillGrid grid(shape, PrefillCuts(device, p.options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
-                     Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
+    const PrefillCuts cuts(device, p.options, Body::kOnEach, Body::kKeys, share, most_keys(p.kv));
+    PrefillGrid grid(shape, cuts, splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (grid.even)
       Body::share_out(grid, p);
-    else if (Body::kWalking > 0 && grid.tiles_in_all >= int64_t(2) * Body::kWalking * grid.at_once)
+    else if (Body::kWalking > 0 && grid.tiles_in_all >= int64_t(splits ? 1 : 2) * Body::kWalking * grid.at_once)
       grid.walk(Body::kWalking), grid.back = true;
     return grid;
   }
@@ -169,7 +169,7 @@ struct PrefillGrid {
       if (threadIdx.x == 0) kept = r;
       return r;
     }
-    if (threadIdx.x < 32) search<Body>(p, blockIdx.x, kept, nullptr, false);
+    if (threadIdx.x < 32) find<Body, true>(p, blockIdx.x, &kept);
     __syncthreads();
     return same_in_lanes(kept);
   }
@@ -186,50 +186,70 @@ struct PrefillGrid {
     return r;
   }
 
-  // By a warp, the rows of a tile. Each lane sums up some sequences, and one finds the tile's among its own. All of
-  // that is one loop, gone through several times, as most of its time is that of instructions on their way from memory:
-  // with loops of their own, latents of 32 sequences took 2 us more (H100).
+  // By a warp, the rows of the tiles that a block takes from a round on: of kCount of them, or fewer where there are no
+  // more; looking for several takes about as long as for one.
+  template <class Body, int kCount, class P>
+  __device__ __forceinline__ void search(const P& p, unsigned round, unsigned block, unsigned blocks,
+                                         PrefillRows* found) const {
+    const unsigned lane = threadIdx.x % 32;
+    if constexpr (kCount > 1) {
+      static_assert(kCount <= 20, "in 32 rounds no more than every third lacks a tile");
+      unsigned tile = round + lane < rounds ? tile_of(round + lane, block, blocks) : kNone;
+      const unsigned there = __ballot_sync(0xffffffffu, tile < unsigned(tiles_in_all));
+      const unsigned place = __popc(there & ((1u << lane) - 1));
+      if (place >= kCount || tile >= unsigned(tiles_in_all)) tile = kNone;
+      found += lesser(place, unsigned(kCount - 1));
+      if (!even)
+        find<Body, false>(p, tile, found);
+      else if (tile != kNone)
+        *found = even_rows(p, Body::kRows, tile);
+    } else {
+      const unsigned tile = tile_of(round, block, blocks);
+      if (!even)
+        find<Body, true>(p, tile, found);
+      else if (lane == 0)
+        *found = even_rows(p, Body::kRows, tile);
+    }
+  }
+
+ private:
+  static constexpr unsigned kNone = ~0u;
+
+  // By a warp, the rows of the tile that each lane wants, or of the one that all want; no rows if there is no such
+  // tile. Each lane sums up some sequences, and the tile is found among those of one of them. All of that is one loop,
+  // gone through several times, as most of its time is that of instructions on their way from memory: with loops of
+  // their own, latents of 32 sequences took 2 us more (H100).
   //
   // Where blocks are shared out among all sequences, parts have so many tiles of keys that all of them run at the same
   // time, or sequences are not cut.
-  //
-  // Who looks for further tiles keeps the sums of the first search, of 32 lanes in shared memory.
-  struct Sums {
-    unsigned up_to, own;   // blocks of the lane's sequences and those ahead of them, and of the lane's
-    int left_ahead, most;  // rows that sequences ahead leave; tiles of keys in a part
-  };
-  template <class Body, class P>
-  __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found, Sums* kept,
-                                         bool known) const {
+  template <class Body, bool kSame, class P>
+  __device__ __forceinline__ void find(const P& p, unsigned wanted, PrefillRows* found) const {
     constexpr unsigned all = 0xffffffffu;
     constexpr int kUncut = 1 << 30;
-    if (P::kSplits && even) {
-      if (threadIdx.x % 32 == 0) found = even_rows(p, Body::kRows, wanted);
-      return;
-    }
-    enum class Pass { whole, key_tiles, parts, known, find };
+    enum class Pass { whole, key_tiles, parts, find };
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
-    const int begin = int(lesser<int64_t>(int64_t(lane) * each, p.shape.batch)),
-              end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
     const bool alike = p.shape.q_offsets == nullptr;  // the same queries everywhere
     bool shares = false;
     if constexpr (P::kSplits) shares = cuts.shared;
     // Where queries are alike and the grid is not even, the host has found that blocks of whole sequences can run at
     // the same time, which spares the first pass.
-    Pass pass = known ? Pass::known : !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
-    Sums sums{0, 0, 0, kUncut};
-    if (known) sums = kept[lane];
-    unsigned block = 0;  // which of the lane's
+    Pass pass = !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
+    int most = kUncut;   // tiles of keys in a part
+    int owner = lane;    // the lane whose sequences are gone through,
+    unsigned block = 0;  // which of their blocks is looked for,
+    int left_ahead = 0;  // and rows that those ahead of them leave
     KERNELS_ROLLED
     for (;;) {
       unsigned sum = 0;
       int left = 0;
+      const int begin = int(lesser<int64_t>(int64_t(owner) * each, p.shape.batch)),
+                end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
       KERNELS_ROLLED
-      for (int b = pass == Pass::known ? end : begin; b < end; ++b) {
+      for (int b = begin; b < end; ++b) {
         const Share s = share<Body>(p, b, alike);
-        const Cut cut = cut_of(p, s, sums.most);
+        const Cut cut = cut_of(p, s, most);
         if (pass == Pass::find && block - sum < cut.blocks) {
-          found = rows_in<Body>(p, s, cut.splits, block - sum, sums.left_ahead + left);
+          *found = rows_in<Body>(p, s, cut.splits, block - sum, left_ahead + left);
           return;
         }
         sum += pass == Pass::key_tiles ? s.blocks * unsigned(s.key_tiles) : cut.blocks, left += cut.left;
@@ -240,7 +260,6 @@ struct PrefillGrid {
           pass = Pass::key_tiles;
           continue;
         }
-        int& most = sums.most;
         if (pass == Pass::key_tiles || (pass == Pass::parts && total > once && most < kUncut / 2)) {
           most = pass == Pass::key_tiles ? greater(int(PrefillCuts::kFewestOfShared), int(total / once))
                                          : most + most / 16 + 1;
@@ -248,29 +267,42 @@ struct PrefillGrid {
           continue;
         }
       }
-      if (pass != Pass::known) {
-        sums.up_to = sums.own = sum, sums.left_ahead = left;
-        KERNELS_ROLLED
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const unsigned other = __shfl_up_sync(all, sums.up_to, distance);
-          const int other_left = P::kSplits ? __shfl_up_sync(all, sums.left_ahead, distance) : 0;
-          if (lane >= distance) sums.up_to += other, sums.left_ahead += other_left;
-        }
-        if constexpr (P::kSplits) {
-          if (blockIdx.x == 0 && lane == 31) *p.parts.count = sums.left_ahead;
-        }
-        sums.left_ahead -= left;
-        if (kept != nullptr) kept[lane] = sums;
+      unsigned up_to = sum;  // the lane's sequences
+      left_ahead = left;
+      KERNELS_ROLLED
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const unsigned other = __shfl_up_sync(all, up_to, distance);
+        const int other_left = P::kSplits ? __shfl_up_sync(all, left_ahead, distance) : 0;
+        if (lane >= distance) up_to += other, left_ahead += other_left;
       }
-      const int owner = __ffs(int(__ballot_sync(all, wanted < sums.up_to))) - 1;
-      if (owner < 0 && lane == 0) found.count = 0;
-      if (lane != owner) return;
-      block = wanted - (sums.up_to - sums.own);
+      if constexpr (P::kSplits) {
+        if (blockIdx.x == 0 && lane == 31) *p.parts.count = left_ahead;
+      }
+      block = wanted - (up_to - sum), left_ahead -= left;
+      if constexpr (kSame) {
+        owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
+        if (owner < 0 && lane == 0) found->count = 0;
+        if (lane != owner) return;
+      } else {
+        owner = -1;
+        KERNELS_ROLLED
+        for (unsigned others = __ballot_sync(all, wanted != kNone); others != 0; others &= others - 1) {
+          const int other = __ffs(int(others)) - 1;
+          const unsigned tile = __shfl_sync(all, wanted, other), behind = __ballot_sync(all, tile < up_to);
+          if (lane == other) owner = __ffs(int(behind)) - 1;
+        }
+        block = wanted - __shfl_sync(all, up_to - sum, owner);
+        left_ahead = __shfl_sync(all, left_ahead, owner);
+        if (wanted == kNone) return;
+        if (owner < 0) {
+          found->count = 0;
+          return;
+        }
+      }
       pass = Pass::find;
     }
   }
 
- private:
   static int64_t tiles_of(int64_t rows, int64_t each) { return (rows + each - 1) / each; }
   // Tiles of the heads that share keys, if they go together; so many that they do not if a row's number could be too
   // large.

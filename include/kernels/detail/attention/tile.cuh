@@ -100,6 +100,16 @@ int key_pack(const Kv& kv) { return pack_of_codes<typename KeyRun<Kv>::Codes>(kv
 template <class Kv>
 int value_pack(const Kv& kv) { return pack_of_codes<typename ValueRun<Kv>::Codes>(kv); }
 
+// How many keys a sequence can have, as far as the host knows.
+template <class K, class V, class Where>
+int64_t most_keys(const KvCache<K, V, Where>& kv) {
+  return kv.where().most_keys(kv.keys().positions());
+}
+template <class Kv>
+int64_t most_keys(const Kv&) {
+  return kMostKeys;
+}
+
 // Packs of what a source gives at most, up to 8: whether they may be read decides between these and single elements.
 template <class Source>
 constexpr int wide_pack = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
