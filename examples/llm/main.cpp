@@ -95,6 +95,8 @@ void add_model(CLI::App& command, Settings& s) {
                   "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")
       ->capture_default_str()
       ->check(within(0, 1 << 20));
+  command.add_flag("--batch-invariant", s.batch_invariant,
+                   "a text has the same bits alone and beside any others, at some cost in speed");
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }

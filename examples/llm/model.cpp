@@ -64,8 +64,8 @@ void Model::walk(const Tokens& tokens) {
 // norm(x), or x as it is with the norm that the product with w applies itself.
 Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows) {
   if (!norm.layer_norm && in_codes(w, rows)) return encoded({x, &norm}, w, rows);
-  if (rows == 1 && !norm.layer_norm && products(w).folds) return {x, &norm};
-  check(device_.rows().norm(device_.place(), x, norm, y_.as(), rows, config_.hidden));
+  if (rows == 1 && !norm.layer_norm && products(w).folds && !options_.batch_invariant) return {x, &norm};
+  check(device_.rows().norm(place(), x, norm, y_.as(), rows, config_.hidden));
   return encoded({y_.as()}, w, rows);
 }
 
@@ -73,7 +73,7 @@ Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t 
 Inputs Model::encoded(const Inputs& y, const Matrix& w, int64_t rows) {
   if (!in_codes(w, rows)) return y;
   float* const scales = reinterpret_cast<float*>(codes_.as<char>() + rows * w.cols);  // behind the codes
-  check(device_.rows().encode(device_.place(), y, w.type, codes_.as(), scales, rows, w.cols));
+  check(device_.rows().encode(place(), y, w.type, codes_.as(), scales, rows, w.cols));
   return {codes_.as(), nullptr, scales};
 }
 

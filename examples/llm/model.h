@@ -23,6 +23,7 @@ struct ModelOptions {
   int64_t sinks =
       -1;  // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
+  bool batch_invariant = false;  // the bits of a text do not depend on how many others are decoded with it
 };
 
 constexpr int64_t kMostTexts = 4096;  // that are decoded together
@@ -117,7 +118,7 @@ class Model {
   // Where calls run, and what they should know of this model.
   Place place() const {
     Place out = device_.place();
-    out.wide = bits_of(layers_[0].qkv.q.type) >= 16;
+    out.wide = bits_of(layers_[0].qkv.q.type) >= 16, out.invariant = options_.batch_invariant;
     out.room = decoded_.as(), out.room_bytes = decoded_.bytes();
     return out;
   }

@@ -249,7 +249,7 @@ ModelOptions Session::options(int64_t sequences) const {
   out.inputs = type_of(settings.inputs, "--inputs", "auto", Type::f8, Type::i8);
   out.cache = type_of(settings.cache, "--cache", "auto", Type::f32, Type::i8);
   out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk,
-  out.guesses = settings.lookup, out.sinks = settings.sinks;
+  out.guesses = settings.lookup, out.sinks = settings.sinks, out.batch_invariant = settings.batch_invariant;
   return out;
 }
 

@@ -26,7 +26,7 @@ struct Settings {
   std::string directory, device = "auto", weights = "stored", inputs = "auto", cache = "auto";
   int threads = 0;
   int64_t context = 0, page = 0, chunk = 0;
-  bool json = false, quiet = false;
+  bool batch_invariant = false, json = false, quiet = false;
   // Sampling, where given; otherwise as generation_config.json says.
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<int64_t> top_k;

@@ -5,7 +5,7 @@
 //   k::attention(stream, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal());
 //   k::attention(stream, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries; attention<128>() compiles the kernel for heads of up to 128 alone, of four. kv.h
+// attention() is for many queries; attention<128>() compiles those of the kernels that heads of up to 128 take. kv.h
 // lists the ways in which keys and values may lie, score.h what may happen to the logits, core/attention_call.h the
 // shape and the options.
 //

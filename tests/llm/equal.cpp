@@ -128,8 +128,20 @@ void compare_ways(const std::string& directory, llm::Type cache, const std::vect
       CHECK(difference(paged[i].data(), together[i]) < tolerance);
     }
   }
+  settings.page = 0, settings.batch_invariant = true;
+  std::vector<Ids> beside;  // so many that products of one token and of all are made in other ways
+  while (beside.size() < 36) beside.insert(beside.end(), prompts.begin(), prompts.end());
+  const auto all = Loaded(settings, int64_t(beside.size())).write(beside, steps);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    INFO("text " << i << ", whose bits are to be those of the batch");
+    std::vector<Ids> own = {prompts[i]};
+    const auto alone = Loaded(settings).write(own, steps);
+    CHECK(own[0] == beside[i]);
+    CHECK(alone[0] == all[i]);
+    CHECK(alone[0] == all[all.size() - prompts.size() + i]);
+  }
+  settings.batch_invariant = false;
   if (!on_gpu) return;
-  settings.page = 0;
   for (const char* name : {"LLM_GRAPH", "LLM_EARLY"}) {
     setenv(name, "0", 1);
     std::vector<Ids> again = prompts;

@@ -9,10 +9,16 @@ k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {t
 bool is_decode(const Tokens& tokens) { return tokens.each <= kFewQueries; }
 bool is_chunk(const Tokens& tokens) { return kSplitsChunks && tokens.each <= kChunkQueries; }
 
+// How keys are shared out. Where no text may depend on others, into parts that depend on neither their number nor the longest one.
+k::Attention keys_of(const Place& place, const Tokens& tokens) {
+  return place.invariant && is_decode(tokens) ? k::Attention{}.splits(kInvariantParts) : k::Attention{}.most_keys(tokens.longest);
+}
+
 size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads) {
   const k::AttentionShape shape = shape_of(tokens, heads);
-  if (is_decode(tokens)) return decode_bytes(place, shape);
-  return is_chunk(tokens) ? chunk_bytes(place, shape, k::Attention{}.most_keys(tokens.longest)) : 0;
+  const k::Attention options = keys_of(place, tokens);
+  if (is_decode(tokens)) return decode_bytes(place, shape, options);
+  return is_chunk(tokens) ? chunk_bytes(place, shape, options) : 0;
 }
 
 // The window of one query in a ring. Where the keys of a text that is longer than the ring lie is not their place in the text.
@@ -38,7 +44,7 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const int64_t cols = how.shape.heads * how.shape.dim;
   const auto queries = k::load(static_cast<const A*>(q), cols);
   const auto out = k::store(static_cast<A*>(o), cols);
-  auto options = k::Attention{}.scale(how.scale).most_keys(tokens.longest);
+  auto options = keys_of(place, tokens).scale(how.scale);
   // In a ring new keys lie among the old ones. Lengths are written before the step. Where texts are guessed on, its first kernel writes them, and has
   // ended: a product of several rows lets attention begin only when all ahead of that product have.
   if (cache.ring == 0) options.new_keys(tokens.each);

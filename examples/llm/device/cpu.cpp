@@ -25,19 +25,30 @@ namespace {
 on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
 [[maybe_unused]] on::Exec for_product(const Place& place, int64_t) { return exec(place); }
 [[maybe_unused]] on::Exec for_attention(const Place& place, int64_t) { return exec(place); }
-[[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) {
+[[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape, const k::Attention&) {
   return on::decode_workspace_bytes(shape);
 }
 [[maybe_unused]] constexpr bool kSplitsChunks = false;
 [[maybe_unused]] size_t chunk_bytes(const Place&, const k::AttentionShape&, const k::Attention&) { return 0; }
-[[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
+[[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
+  on::MatmulPolicy out;
+  out.batch_invariant = place.invariant;
+  return out;
+}
+template <class In, class Out, class Norm>
+k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Norm& norm) {
+  if constexpr (std::is_same<Norm, k::LayerNorm>::value)
+    return on::layernorm(exec(place), in, out, rows, cols, norm);
+  else
+    return on::rmsnorm(exec(place), in, out, rows, cols, norm);
+}
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
 constexpr bool kFolds = false;
 constexpr int64_t kDecodesFrom = 0;
 template <class X, class W, class Out>
 k::Status many_rows(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
-  return on::matmul(exec(place), x, w, out, shape);
+  return on::matmul(exec(place), x, w, out, shape, policy(place));
 }
 bool takes_codes(const Place&) { return bits_of(kWeights) == 8; }  // which are decoded: slower, to see what it does
 #elif defined(CACHE)

@@ -28,12 +28,12 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
       .constant_weights(place.early && rows == 1);
 }
 [[maybe_unused]] on::Exec for_product(const Place& place, int64_t rows) {
-  return exec(place, rows).workspace(place.room, place.room_bytes);
+  return place.invariant ? exec(place, rows) : exec(place, rows).workspace(place.room, place.room_bytes);
 }
 // A layer with those 32 texts takes 159 us when attention waits, too, and 157 when it does not; with int4 145 and 151.
 [[maybe_unused]] on::Exec for_attention(const Place& place, int64_t rows) { return exec(place, place.wide ? 1 : rows); }
-[[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) {
-  return on::decode_workspace_bytes(exec(place), shape);
+[[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) {
+  return on::decode_workspace_bytes(exec(place), shape, options);
 }
 [[maybe_unused]] constexpr bool kSplitsChunks = true;
 [[maybe_unused]] size_t chunk_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) {
@@ -41,8 +41,17 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
 }
 [[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
   on::MatmulPolicy out;
-  out.weights_ready = place.early;
+  out.weights_ready = place.early, out.batch_invariant = place.invariant;
   return out;
+}
+template <class In, class Out, class Norm>
+k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Norm& norm) {
+  k::RowPolicy policy;
+  policy.batch_invariant = place.invariant;
+  if constexpr (std::is_same<Norm, k::LayerNorm>::value)
+    return k::layernorm(exec(place), in, out, rows, cols, norm, policy);
+  else
+    return k::rmsnorm(exec(place), in, out, rows, cols, norm, policy);
 }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};

@@ -25,6 +25,7 @@ constexpr int kTypes = 6, kGroup = 32;
 // an H200 22 and 23 us with 128 tokens, and times 16 bits 35 and 34; with 64 20 and 20, and 24 and 22, and the codes
 // are made first (bench/results/h200, e4m3_row and int8_row in matmul.json and matmul_in_eight.json).
 constexpr int64_t kManyRows = 128;
+constexpr int kInvariantParts = 16;  // of the keys of a text that is to have the same bits beside any others
 constexpr int kFewQueries = 8, kChunkQueries = 512;  // of each sequence, that share the keys out among all threads or
                                                      // blocks, as far as that is faster
 
@@ -43,6 +44,7 @@ struct Place {
   void* stream = nullptr;
   bool early = false;  // kernels begin, and ask for their weights, while the one ahead of them is still running
   bool wide = false;   // weights have 16 bits or more
+  bool invariant = false;  // the bits of a text do not depend on how many others there are
   void* room = nullptr;  // where products of many rows decode their weights to 16 bits, if there is room for these
   size_t room_bytes = 0;
 };

@@ -26,13 +26,13 @@ const char* embed(const Place& place, const Tokens& tokens, const Matrix& table,
 
 const char* norm(const Place& place, const float* x, const Norm& by, void* y, int64_t rows, int64_t cols) {
   const auto out = k::store(static_cast<A*>(y), cols);
-  if (by.layer_norm) return reason(on::layernorm(exec(place), k::load(x, cols), k::affine(by.gamma, by.beta) | out, rows, cols, k::LayerNorm{}.eps(by.eps)));
-  return reason(on::rmsnorm(exec(place), k::load(x, cols), k::affine(by.gamma) | out, rows, cols, k::RmsNorm{}.eps(by.eps)));
+  if (by.layer_norm) return reason(normalize(place, k::load(x, cols), k::affine(by.gamma, by.beta) | out, rows, cols, k::LayerNorm{}.eps(by.eps)));
+  return reason(normalize(place, k::load(x, cols), k::affine(by.gamma) | out, rows, cols, k::RmsNorm{}.eps(by.eps)));
 }
 
 const char* add_norm(const Place& place, const float* t, const Norm& by, float* x, int64_t rows, int64_t cols) {
   const auto out = k::affine(by.gamma) | k::add(k::load(static_cast<const float*>(x), cols)) | k::store(x, cols);
-  return reason(on::rmsnorm(exec(place), k::load(t, cols), out, rows, cols, k::RmsNorm{}.eps(by.eps)));
+  return reason(normalize(place, k::load(t, cols), out, rows, cols, k::RmsNorm{}.eps(by.eps)));
 }
 
 const char* encode(const Place& place, const Inputs& y, Type type, void* codes, float* scales, int64_t rows,
@@ -41,7 +41,7 @@ const char* encode(const Place& place, const Inputs& y, Type type, void* codes, 
     const auto out = k::quantize(to, cols, scales);
     if (y.norm == nullptr)
       return reason(on::copy(exec(place), k::load(static_cast<const A*>(y.rows), cols), out, rows, cols));
-    return reason(on::rmsnorm(exec(place), k::load(static_cast<const float*>(y.rows), cols),
+    return reason(normalize(place, k::load(static_cast<const float*>(y.rows), cols),
                               k::affine(y.norm->gamma) | out, rows, cols, k::RmsNorm{}.eps(y.norm->eps)));
   };
   return type == Type::i8 ? write(static_cast<int8_t*>(codes)) : write(static_cast<k::float8_e4m3*>(codes));
