@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "template/template.h"
+#include "tokenizer/utf8.h"
 
 namespace llm {
 namespace jinja {
@@ -29,27 +30,13 @@ constexpr int64_t kLongestRange = 100000;                   // as in Jinja's san
 inline Text wide(std::string_view utf8, char32_t origin = 0) {
   const std::string valid = valid_utf8(utf8);
   Text out;
-  for (const char c : valid) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0xc0) out.push_back((byte & (byte < 0xe0 ? 0x1f : byte < 0xf0 ? 0x0f : 0x07)) | origin);
-    else if (byte >= 0x80) out.back() = ((out.back() & kCharacter) << 6) | (byte & 0x3f) | origin;
-    else out.push_back(byte | origin);
-  }
+  for (std::string_view rest = valid; !rest.empty(); rest.remove_prefix(length_at(rest)))
+    out.push_back(code_point(rest) | origin);
   return out;
 }
-
-inline void append_utf8(std::string& out, char32_t c) {
-  const auto byte = [&](char32_t value) { out.push_back(char(value)); };
-  const auto tail = [&](int shift) { byte(0x80 | ((c >> shift) & 0x3f)); };
-  if (c < 0x80) byte(c);
-  else if (c < 0x800) byte(0xc0 | (c >> 6)), tail(0);
-  else if (c < 0x10000) byte(0xe0 | (c >> 12)), tail(6), tail(0);
-  else byte(0xf0 | (c >> 18)), tail(12), tail(6), tail(0);
-}
-
 inline std::string narrow(const Text& text) {
   std::string out;
-  for (const char32_t c : text) append_utf8(out, c & kCharacter);
+  for (const char32_t c : text) out += utf8_of(c & kCharacter);
   return out;
 }
 
@@ -70,8 +57,7 @@ inline bool is_at(const Text& text, size_t at, const Text& what) {
 // As Python's str.isspace().
 inline bool is_space(char32_t c) {
   c &= kCharacter;
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+  return llm::is_space(c) || (c >= 28 && c <= 31);
 }
 inline bool is_letter(char32_t c) { return ((c & kCharacter) | 32) - 'a' < 26; }
 inline bool is_of_name(char32_t c) { return is_letter(c) || c == '_' || c - '0' < 10; }

@@ -41,7 +41,7 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
   for (const char32_t c : text) {
     const char32_t origin = c & ~kCharacter;
     if (origin != last && origin != 0) out.plain.push_back({out.text.size(), 0, origin == kByModel});
-    append_utf8(out.text, c & kCharacter);
+    out.text += utf8_of(c & kCharacter);
     if (origin != 0) out.plain.back().end = out.text.size();
     last = origin;
   }

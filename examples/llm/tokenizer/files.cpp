@@ -7,6 +7,53 @@
 
 namespace llm {
 
+namespace {
+
+constexpr std::string_view kSign = "\xe2\x96\x81";  // SentencePiece's, for a space
+
+// GPT-2's names of bytes: those that can be printed are themselves, the others follow behind U+0100.
+std::unordered_map<uint32_t, char> bytes_by_name() {
+  std::unordered_map<uint32_t, char> out;
+  for (uint32_t b = 0, next = 256; b < 256; ++b) {
+    const bool itself = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+    out[itself ? b : next++] = char(b);
+  }
+  return out;
+}
+
+// A piece as byte-level BPE writes it, in bytes; added tokens are plain text, of which characters may have no byte.
+std::string from_byte_names(const std::string& text) {
+  static const std::unordered_map<uint32_t, char> bytes = bytes_by_name();
+  std::string out;
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(length_at(rest))) {
+    const auto at = bytes.find(code_point(rest));
+    if (at == bytes.end()) return text;
+    out.push_back(at->second);
+  }
+  return out;
+}
+
+// The byte of a piece like "<0x41>", or -1.
+int byte_of(const std::string& text) {
+  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' ||
+      !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4])))
+    return -1;
+  return std::stoi(text.substr(3, 2), nullptr, 16);
+}
+
+// A piece with spaces where SentencePiece has signs for them.
+std::string with_spaces(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const bool sign = starts_with(text, kSign);
+    out += sign ? ' ' : text[0];
+    text.remove_prefix(sign ? kSign.size() : 1);
+  }
+  return out;
+}
+
+}  // namespace
+
 void Tokenizer::add_piece(const std::string& text, int32_t id, const std::string& what) {
   if (id < 0 || id >= kMostTokens) throw Error(what + ": a token's number is out of range");
   if (size_t(id) >= pieces_.size()) pieces_.resize(size_t(id) + 1), control_.resize(size_t(id) + 1);
@@ -73,10 +120,8 @@ Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_leve
   for (const auto& item : vocabulary.items()) {
     const int32_t id = id_in(item.value(), what);
     spelled[item.key()] = id;
-    std::string text = item.key();
-    if (byte_level) {
-      if (!from_byte_names(item.key(), text)) text = item.key();
-    } else if (const int byte = fallback ? byte_of(text) : -1; byte >= 0) {
+    const std::string text = byte_level ? from_byte_names(item.key()) : item.key();
+    if (const int byte = fallback && !byte_level ? byte_of(text) : -1; byte >= 0) {
       raw_bytes_[size_t(byte)] = id;
       add_piece(std::string(1, char(byte)), id, what);
       continue;

@@ -9,30 +9,6 @@
 
 namespace llm {
 
-// ---- characters (text.cpp) ------------------------------------------------------------------------------------------
-
-std::string utf8_of(uint32_t c);
-// The first character of valid UTF-8, its length, and the last one.
-uint32_t code_point(std::string_view text);
-size_t length_at(std::string_view text);
-std::string_view last_character(std::string_view text);
-bool is_space(uint32_t c);
-bool is_word(uint32_t c);
-bool starts_with(std::string_view text, std::string_view with);
-
-// GPT-2's names of bytes: those that can be printed are themselves, the others follow behind U+0100.
-struct ByteNames {
-  std::unordered_map<uint32_t, unsigned char> byte;  // by its name
-  ByteNames();
-};
-const ByteNames& byte_names();
-// The byte of a piece like "<0x41>", or -1.
-int byte_of(const std::string& text);
-// A piece with spaces where SentencePiece has signs for them.
-std::string with_spaces(const std::string& text);
-// A piece as byte-level BPE writes it; added tokens are plain text, of which characters may have no byte.
-bool from_byte_names(std::string_view text, std::string& out);
-
 // ---- regular expressions and steps (steps.cpp) ----------------------------------------------------------------------
 
 struct Tokenizer::Regex {

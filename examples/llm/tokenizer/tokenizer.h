@@ -12,22 +12,9 @@
 #include <vector>
 
 #include "text.h"
+#include "tokenizer/utf8.h"
 
 namespace llm {
-
-// Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a character.
-std::string valid_utf8(std::string_view text);
-
-// Whole characters out of bytes that come in any pieces: what add() and end() return, joined, is valid_utf8() of all
-// bytes.
-class Utf8Stream {
- public:
-  std::string add(std::string_view bytes);
-  std::string end();
-
- private:
-  std::string held_;  // the beginning of a character
-};
 
 // A part of a text that came from elsewhere: special tokens in it are plain text, and so are other tokens that the
 // text's author uses for control, but for a model's own words, which may well be written in them.

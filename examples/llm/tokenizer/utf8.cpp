@@ -1,6 +1,6 @@
 #include <utf8proc.h>
 
-#include "tokenizer/parts.h"
+#include "tokenizer/utf8.h"
 
 namespace llm {
 
@@ -78,46 +78,6 @@ bool is_word(uint32_t c) {
 }
 
 bool starts_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
-
-ByteNames::ByteNames() {
-  uint32_t next = 256;
-  for (int b = 0; b < 256; ++b) {
-    const bool itself = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-    byte[itself ? uint32_t(b) : next++] = static_cast<unsigned char>(b);
-  }
-}
-const ByteNames& byte_names() {
-  static const ByteNames names;
-  return names;
-}
-
-int byte_of(const std::string& text) {
-  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' ||
-      !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4])))
-    return -1;
-  return std::stoi(text.substr(3, 2), nullptr, 16);
-}
-
-std::string with_spaces(const std::string& text) {
-  const std::string sign = "\xe2\x96\x81";
-  std::string out;
-  size_t done = 0;
-  for (size_t at; (at = text.find(sign, done)) != std::string::npos; done = at + sign.size())
-    out.append(text, done, at - done) += ' ';
-  return out.append(text, done, std::string::npos);
-}
-
-bool from_byte_names(std::string_view text, std::string& out) {
-  out.clear();
-  while (!text.empty()) {
-    const size_t n = length_at(text);
-    const auto at = byte_names().byte.find(code_point(text));
-    if (at == byte_names().byte.end()) return false;
-    out.push_back(char(at->second));
-    text.remove_prefix(n);
-  }
-  return true;
-}
 
 std::string valid_utf8(std::string_view text) {
   Utf8Stream stream;
