@@ -125,6 +125,8 @@ TEST_CASE("templates that would never end, or make too much, are refused") {
        std::string("{{ a[ }}"),
        std::string("{{ 'a'[9223372036854775807:-9223372036854775807:9223372036854775807] ~ 1 + 1 }}"),
        std::string("{% include 'x' %}"),
+       std::string("{% set x = %}a{% endset %}"),
+       std::string("{% if false %}{% else endif %}"),
        std::string("{% set ns = namespace(x=1) %}{{ [ns] }}")}) {
     INFO(llm::shown(source));
     std::string why;

@@ -1,4 +1,4 @@
-// What reading a chat template and running it share: texts, values, and the tree that a template is.
+// What reading a chat template and running it share: texts, tokens, values, and the tree that a template is.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,7 @@ inline std::string narrow(const Text& text) {
 
 inline bool is_same(char32_t a, char32_t b) { return ((a ^ b) & kCharacter) == 0; }
 inline bool is_same(const Text& a, const Text& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char32_t y) { return is_same(x, y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char32_t x, char32_t y) { return is_same(x, y); });
 }
 inline size_t find(const Text& text, const Text& what, size_t from = 0) {
   const auto at = std::search(text.begin() + int64_t(from), text.end(), what.begin(), what.end(),
@@ -51,7 +50,7 @@ inline size_t find(const Text& text, const Text& what, size_t from = 0) {
   return at == text.end() && !what.empty() ? Text::npos : size_t(at - text.begin());
 }
 inline bool is_at(const Text& text, size_t at, const Text& what) {
-  return at <= text.size() && text.size() - at >= what.size() && is_same(text.substr(at, what.size()), what);
+  return at <= text.size() && is_same(text.substr(at, what.size()), what);
 }
 
 // As Python's str.isspace().
@@ -70,6 +69,15 @@ inline Text stripped(const Text& text, const Text* chars, bool left, bool right)
   return text.substr(begin, end - begin);
 }
 
+// What a template's text is made of: data, and the words and signs within tags.
+struct Token {
+  enum Kind { data, print_begin, print_end, block_begin, block_end, word, string, integer, sign, end } kind;
+  int line;
+  std::string text;
+};
+std::vector<Token> tokens_of(std::string_view source);
+
+struct Node;
 struct Value;
 using List = std::vector<Value>;
 using Dict = std::vector<std::pair<Text, Value>>;  // in the order in which it was made
@@ -85,7 +93,7 @@ struct Value {
   std::shared_ptr<const List> elements;   // of a list
   std::shared_ptr<const Dict> entries;    // of a dict
   Dict* attributes = nullptr;             // of a namespace
-  const Template::Node* body = nullptr;   // of a macro
+  const Node* body = nullptr;             // of a macro
 
   static Value of(Kind kind, int64_t n = 0) {
     Value out;
@@ -100,49 +108,21 @@ struct Value {
   }
 };
 
-}  // namespace jinja
-
-struct Template::Node {
-  enum Kind {
-    constant,
-    name,
-    make_list,
-    make_dict,
-    attribute,
-    item,
-    slice,
-    call,
-    filter,
-    test,
-    negative,
-    inverse,
-    compare,
-    binary,
-    choose,
-    body,
-    print,
-    branch,
-    repeat,
-    assign,
-    capture,
-    define,
-    leave,
-    next,
-    generation
-  } kind;
-  int line, depth = 1;
-  std::string word;                                // a name, an operator
-  jinja::Value value{};                                   // a constant
-  std::vector<std::shared_ptr<const Node>> parts{};  // nullptr: not given
-  std::vector<std::string>
-      words{};  // names of arguments ("": by place), of what is assigned, operators of a comparison
-};
-
-namespace jinja {
-
-using Node = Template::Node;
 using NodePtr = std::shared_ptr<const Node>;
-
+struct Node {
+  // clang-format off
+  enum Kind {
+    constant, name, make_list, make_dict, attribute, item, slice, call, filter, test, inverse, compare, binary, choose,
+    body, print, branch, repeat, assign, capture, define, leave, next, generation
+  } kind;
+  // clang-format on
+  int line;
+  std::vector<NodePtr> parts;      // nullptr: not given
+  std::string word;                // a name, an operator
+  std::vector<std::string> words;  // names of arguments ("": by place), of what is assigned, operators of a comparison
+  Value value;                     // a constant
+  int depth = 1;
+};
 NodePtr parsed(std::string_view source);
 
 }  // namespace jinja

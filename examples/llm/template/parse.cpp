@@ -1,56 +1,73 @@
 // A chat template's tokens as a tree.
-#include <initializer_list>
-
-#include "template/tokens.h"
+#include "template/node.h"
 
 namespace llm {
 namespace jinja {
 namespace {
 
+using Words = std::vector<std::string>;
+
 class Parser {
  public:
   explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
-  NodePtr all() {
-    NodePtr out = body({});
-    if (now().kind != Token::end) fail(now().line, "'" + now().word_ + "' belongs to nothing");
-    return out;
+
+  // Up to a block that begins with one of these words, of which the word is the next token.
+  NodePtr body(const Words& ends) {
+    const Deeper deeper(*this);
+    std::vector<NodePtr> parts;
+    const int line = now().line;
+    while (now().kind != Token::end) {
+      const Token& token = next();
+      if (token.kind == Token::data) {
+        parts.push_back(node(Node::print, token.line, {constant(Value::of(wide(token.text)))}));
+      } else if (token.kind == Token::print_begin) {
+        parts.push_back(node(Node::print, token.line, {tuple()}));
+        expect(Token::print_end);
+      } else if (is_any(ends)) {
+        return node(Node::body, line, std::move(parts));
+      } else {
+        parts.push_back(statement());
+      }
+    }
+    if (!ends.empty()) fail(line, "'" + ends.back() + "' is missing");
+    return node(Node::body, line, std::move(parts));
   }
 
  private:
   const Token& now() const { return tokens_[at_]; }
   const Token& next() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  bool is(Token::Kind kind, const char* word) const { return now().kind == kind && now().word_ == word; }
-  bool is_word(const char* word) const { return is(Token::word, word); }
-  bool is_sign(const char* sign) const { return is(Token::sign, sign); }
-  bool skip(Token::Kind kind, const char* word) { return is(kind, word) && (next(), true); }
-  bool skip_word(const char* word) { return skip(Token::word, word); }
-  bool skip_sign(const char* sign) { return skip(Token::sign, sign); }
-  void expect_sign(const char* sign) {
-    if (!skip_sign(sign)) fail(now().line, std::string("'") + sign + "' is missing");
+  // Whether a word or a sign is next, or is behind it.
+  bool is(const std::string& text, size_t ahead = 0) const {
+    const Token& token = tokens_[std::min(at_ + ahead, tokens_.size() - 1)];
+    return (token.kind == Token::word || token.kind == Token::sign) && token.text == text;
+  }
+  bool is_any(const Words& texts) const {
+    return std::any_of(texts.begin(), texts.end(), [&](const std::string& text) { return is(text); });
+  }
+  bool skip(const std::string& text) { return is(text) && (next(), true); }
+  void expect(const std::string& text) {
+    if (!skip(text)) fail(now().line, "'" + text + "' is missing");
   }
   void expect(Token::Kind kind) {
     if (next().kind != kind) fail(tokens_[at_ - 1].line, "something is left over, or missing, in a tag");
   }
   std::string expect_word() {
     if (now().kind != Token::word) fail(now().line, "a name is missing");
-    return next().word_;
+    return next().text;
   }
 
-  std::shared_ptr<Node> node(Node::Kind kind, int line, const std::string& word, std::vector<NodePtr> parts) {
-    auto out = std::make_shared<Node>(Node{kind, line, 1, word});
-    for (const NodePtr& part : parts) out->depth = std::max(out->depth, part == nullptr ? 1 : part->depth + 1);
-    if (out->depth > kNesting) fail(line, "it is nested too deep");
-    out->parts = std::move(parts);
-    return out;
+  NodePtr node(Node::Kind kind, int line, std::vector<NodePtr> parts, const std::string& word = "", Words words = {},
+               Value value = {}) {
+    int depth = 1;
+    for (const NodePtr& part : parts) depth = std::max(depth, part == nullptr ? 1 : part->depth + 1);
+    if (depth > kNesting) fail(line, "it is nested too deep");
+    return std::make_shared<const Node>(
+        Node{kind, line, std::move(parts), word, std::move(words), std::move(value), depth});
   }
-  std::shared_ptr<Node> node(Node::Kind kind, std::vector<NodePtr> parts, const std::string& word = "") {
-    return node(kind, now().line, word, std::move(parts));
+  NodePtr node(Node::Kind kind, std::vector<NodePtr> parts, const std::string& word = "", Words words = {}) {
+    return node(kind, now().line, std::move(parts), word, std::move(words));
   }
-  NodePtr constant(Value value) {
-    auto out = node(Node::constant, {});
-    out->value = std::move(value);
-    return out;
-  }
+  NodePtr constant(Value value) { return node(Node::constant, now().line, {}, "", {}, std::move(value)); }
   struct Deeper {
     explicit Deeper(Parser& parser) : depth(parser.depth_) {
       if (++depth > kNesting) fail(parser.now().line, "it is nested too deep");
@@ -59,118 +76,89 @@ class Parser {
     int& depth;
   };
 
-  // Up to a block that begins with one of these words, of which the word is the next token.
-  NodePtr body(std::initializer_list<const char*> ends) {
-    const Deeper deeper(*this);
-    std::vector<NodePtr> parts;
-    const int line = now().line;
-    while (now().kind != Token::end) {
-      const Token& token = next();
-      if (token.kind == Token::data) {
-        parts.push_back(node(Node::print, token.line, "", {constant(Value::of(token.text))}));
-      } else if (token.kind == Token::print_begin) {
-        parts.push_back(node(Node::print, token.line, "", {tuple()}));
-        expect(Token::print_end);
-      } else {
-        if (std::any_of(ends.begin(), ends.end(), [&](const char* end) { return is_word(end); }))
-          return node(Node::body, line, "", std::move(parts));
-        parts.push_back(statement());
-      }
-    }
-    if (ends.size() > 0) fail(line, std::string("'") + *(ends.end() - 1) + "' is missing");
-    return node(Node::body, line, "", std::move(parts));
-  }
+  // ---- statements
+
+  // What stands between a block and the one that ends it.
   NodePtr ended(const char* end) {
     expect(Token::block_end);
     NodePtr out = body({end});
     next();
     return out;
   }
-
-  NodePtr loop(int line) {
-    std::vector<std::string> names;
-    const bool open = skip_sign("(");
-    do names.push_back(expect_word());
-    while (skip_sign(","));
-    if (open) expect_sign(")");
-    if (!skip_word("in")) fail(line, "'for' without 'in'");
-    NodePtr items = operators(0), condition, otherwise;
-    if (skip_word("if")) condition = expression();
-    if (is_word("recursive")) fail(line, "recursive loops are not supported");
-    expect(Token::block_end);
-    NodePtr inside = body({"else", "endfor"});
-    if (next().word_ == "else") otherwise = ended("endfor");
-    auto made = node(Node::repeat, line, "", {items, condition, inside, otherwise});
-    made->words = names;
-    return made;
-  }
-  NodePtr assignment(int line) {
-    std::vector<std::string> names{expect_word()};
-    std::string of;
-    if (skip_sign(".")) of = names[0], names[0] = expect_word();
-    while (of.empty() && skip_sign(",")) names.push_back(expect_word());
-    if (!skip_sign("=") && (!of.empty() || names.size() > 1 || now().kind != Token::block_end))
-      fail(line, "this form of 'set' is not supported");
-    const bool captures = now().kind == Token::block_end;
-    auto made = captures ? node(Node::capture, line, "", {ended("endset")}) : node(Node::assign, line, of, {tuple()});
-    made->words = names;
-    return made;
-  }
-  NodePtr macro(int line) {
-    const std::string name = expect_word();
-    std::vector<std::string> names;
-    std::vector<NodePtr> parts{nullptr};
-    expect_sign("(");
-    while (!skip_sign(")")) {
-      if (!names.empty()) expect_sign(",");
-      names.push_back(expect_word());
-      parts.push_back(skip_sign("=") ? expression() : nullptr);
-    }
-    parts[0] = ended("endmacro");
-    auto made = node(Node::define, line, name, std::move(parts));
-    made->words = names;
-    return made;
-  }
-
   NodePtr statement() {
     const int line = now().line;
     const std::string word = expect_word();
     NodePtr out;
-    if (word == "if") {  // conditions and bodies in turn; the last body may be alone
-      std::vector<NodePtr> parts;
-      for (bool last = false; !last || !is_word("endif");) {
-        if (!last) parts.push_back(operators(0));
-        expect(Token::block_end);
-        parts.push_back(last ? body({"endif"}) : body({"elif", "else", "endif"}));
-        if (is_word("endif")) break;
-        last = next().word_ == "else";
-      }
-      next();
-      out = node(Node::branch, line, "", std::move(parts));
-    } else if (word == "for") {
-      out = loop(line);
-    } else if (word == "set") {
-      out = assignment(line);
-    } else if (word == "macro") {
-      out = macro(line);
-    } else if (word == "generation") {
-      out = node(Node::generation, line, "", {ended("endgeneration")});
-    } else if (word == "break" || word == "continue") {
-      out = node(word == "break" ? Node::leave : Node::next, line, "", {});
-    } else {
-      fail(line, "'" + shown(word) + "' is not supported");
-    }
+    if (word == "if") out = branch(line);
+    else if (word == "for") out = loop(line);
+    else if (word == "set") out = assignment(line);
+    else if (word == "macro") out = macro(line);
+    else if (word == "generation") out = node(Node::generation, line, {ended("endgeneration")});
+    else if (word == "break" || word == "continue") out = node(word == "break" ? Node::leave : Node::next, line, {});
+    else fail(line, "'" + shown(word) + "' is not supported");
     expect(Token::block_end);
     return out;
   }
+  // Conditions and bodies in turn; the last body may be alone.
+  NodePtr branch(int line) {
+    std::vector<NodePtr> parts;
+    std::string end;
+    do {
+      parts.push_back(operators(0));
+      expect(Token::block_end);
+      parts.push_back(body({"elif", "else", "endif"}));
+      end = next().text;
+    } while (end == "elif");
+    if (end == "else") parts.push_back(ended("endif"));
+    return node(Node::branch, line, std::move(parts));
+  }
+  NodePtr loop(int line) {
+    Words names;
+    const bool open = skip("(");
+    do names.push_back(expect_word());
+    while (skip(","));
+    if (open) expect(")");
+    if (!skip("in")) fail(line, "'for' without 'in'");
+    NodePtr items = operators(0), condition, otherwise;
+    if (skip("if")) condition = expression();
+    if (is("recursive")) fail(line, "recursive loops are not supported");
+    expect(Token::block_end);
+    NodePtr inside = body({"else", "endfor"});
+    if (next().text == "else") otherwise = ended("endfor");
+    return node(Node::repeat, line, {items, condition, inside, otherwise}, "", names);
+  }
+  NodePtr assignment(int line) {
+    Words names{expect_word()};
+    std::string of;
+    if (skip(".")) of = names[0], names[0] = expect_word();
+    while (of.empty() && skip(",")) names.push_back(expect_word());
+    if (skip("=")) return node(Node::assign, line, {tuple()}, of, names);
+    if (!of.empty() || names.size() > 1 || now().kind != Token::block_end)
+      fail(line, "this form of 'set' is not supported");
+    return node(Node::capture, line, {ended("endset")}, "", names);
+  }
+  NodePtr macro(int line) {
+    const std::string name = expect_word();
+    Words names;
+    std::vector<NodePtr> parts{nullptr};
+    expect("(");
+    while (!skip(")")) {
+      if (!names.empty()) expect(",");
+      names.push_back(expect_word());
+      parts.push_back(skip("=") ? expression() : nullptr);
+    }
+    parts[0] = ended("endmacro");
+    return node(Node::define, line, std::move(parts), name, names);
+  }
 
-  // Expressions, from what binds least to what binds most.
+  // ---- expressions, from what binds least to what binds most
+
   NodePtr tuple() {
     NodePtr first = expression();
-    if (!is_sign(",")) return first;
+    if (!is(",")) return first;
     std::vector<NodePtr> parts{first};
-    while (skip_sign(",")) {
-      if (now().kind == Token::block_end || now().kind == Token::print_end || is_sign(")")) break;
+    while (skip(",")) {
+      if (now().kind == Token::block_end || now().kind == Token::print_end || is(")")) break;
       parts.push_back(expression());
     }
     return node(Node::make_list, std::move(parts), "tuple");
@@ -178,122 +166,101 @@ class Parser {
   NodePtr expression() {
     const Deeper deeper(*this);
     NodePtr out = operators(0);
-    while (skip_word("if")) {
+    while (skip("if")) {
       NodePtr condition = operators(0);
-      out = node(Node::choose, {condition, out, skip_word("else") ? expression() : nullptr});
+      out = node(Node::choose, {condition, out, skip("else") ? expression() : nullptr});
     }
     return out;
   }
   // Operators of two sides, by how little they bind; `not` and comparisons stand between `and` and sums.
   NodePtr operators(size_t level) {
-    static const std::vector<std::string> levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"},
-                                                      {"**"}};
+    static const Words levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}, {"**"}};
     const auto side = [&] {
       return level + 1 == std::size(levels) ? unary(true) : level == 1 ? inverse() : operators(level + 1);
     };
     NodePtr left = side();
-    for (;;) {
-      const bool given = now().kind == (level < 2 ? Token::word : Token::sign) &&
-                         std::count(levels[level].begin(), levels[level].end(), now().word_) > 0;
-      if (!given) return left;
-      const std::string sign = next().word_;
+    while (is_any(levels[level])) {
+      const std::string sign = next().text;
       left = node(Node::binary, {left, side()}, sign);
     }
+    return left;
   }
   NodePtr inverse() {
+    static const Words all{"==", "!=", "<", "<=", ">", ">=", "in"};
     const Deeper deeper(*this);
-    if (skip_word("not")) return node(Node::inverse, {inverse()});
+    if (skip("not")) return node(Node::inverse, {inverse()});
     std::vector<NodePtr> parts{operators(2)};
-    std::vector<std::string> signs;
-    for (;;) {
-      const std::string& sign = now().word_;
-      const bool in = is_word("in"), not_in = is_word("not") && tokens_[at_ + 1].word_ == "in";
-      const bool compares = now().kind == Token::sign && (sign == "==" || sign == "!=" || sign == "<" || sign == "<=" ||
-                                                          sign == ">" || sign == ">=");
-      if (!in && !not_in && !compares) break;
-      signs.push_back(not_in ? "not in" : sign);
-      if (next(), not_in) next();
+    Words signs;
+    while (is_any(all) || (is("not") && is("in", 1))) {
+      signs.push_back(next().text);
+      if (signs.back() == "not") signs.back() += " " + next().text;
       parts.push_back(operators(2));
     }
-    if (signs.empty()) return parts[0];
-    auto out = node(Node::compare, std::move(parts));
-    out->words = signs;
-    return out;
+    return signs.empty() ? parts[0] : node(Node::compare, std::move(parts), "", signs);
   }
   NodePtr unary(bool with_filter) {
     const Deeper deeper(*this);
     NodePtr out;
-    if (is_sign("-") || is_sign("+")) {
-      const std::string sign = next().word_;
-      out = node(Node::negative, {unary(false)}, sign);
+    if (is("-") || is("+")) {
+      const std::string sign = next().text;
+      out = node(Node::binary, {constant(Value::of(Value::integer)), unary(false)}, sign);
     } else {
       out = primary();
     }
     out = postfix(out);
     while (with_filter) {
-      if (skip_sign("|")) {
+      if (skip("|")) {
         const std::string name = dotted();
-        out = arguments(node(Node::filter, {out}, name), is_sign("("));
-      } else if (is_word("is")) out = is_test(out);
-      else if (is_sign("(")) out = arguments(node(Node::call, {out}), true);
+        out = with_arguments(Node::filter, out, name);
+      } else if (skip("is")) out = test(out);
+      else if (is("(")) out = with_arguments(Node::call, out);
       else break;
     }
     return out;
   }
   std::string dotted() {
     std::string name = expect_word();
-    while (skip_sign(".")) name += "." + expect_word();
+    while (skip(".")) name += "." + expect_word();
     return name;
   }
-  NodePtr is_test(const NodePtr& of) {
-    next();
-    const bool inverse = skip_word("not");
+  NodePtr test(const NodePtr& of) {
+    const bool inverse = skip("not");
     const std::string name = dotted();
     // An argument may stand without brackets.
-    const bool word = now().kind == Token::word && !is_word("else") && !is_word("or") && !is_word("and") &&
-                      !is_word("if") && !is_word("is") && !is_word("in") && !is_word("not");
-    NodePtr out;
-    if (word || now().kind == Token::string || now().kind == Token::integer || is_sign("[") || is_sign("{")) {
-      auto made = node(Node::test, {of, postfix(primary())}, name);
-      made->words = {""};
-      out = made;
-    } else {
-      out = arguments(node(Node::test, {of}, name), is_sign("("));
-    }
-    if (is_word("is")) fail(now().line, "a test of a test");
+    const bool word = now().kind == Token::word && !is_any({"else", "or", "and", "if", "is", "in", "not"});
+    const bool bare = word || now().kind == Token::string || now().kind == Token::integer || is("[") || is("{");
+    NodePtr out = bare ? node(Node::test, {of, postfix(primary())}, name, {""}) : with_arguments(Node::test, of, name);
+    if (is("is")) fail(now().line, "a test of a test");
     return inverse ? node(Node::inverse, {out}) : out;
   }
-  NodePtr arguments(const std::shared_ptr<Node>& of, bool given) {
-    if (!given) return of;
-    expect_sign("(");
-    std::vector<NodePtr> parts = of->parts;
-    std::vector<std::string> names;
-    while (!skip_sign(")")) {
-      if (!names.empty()) expect_sign(",");
-      if (skip_sign(")")) break;
-      const bool named =
-          now().kind == Token::word && tokens_[at_ + 1].kind == Token::sign && tokens_[at_ + 1].word_ == "=";
+  // A call, or a filter or a test, which may have no brackets.
+  NodePtr with_arguments(Node::Kind kind, const NodePtr& of, const std::string& word = "") {
+    const int line = now().line;
+    std::vector<NodePtr> parts{of};
+    Words names;
+    for (bool open = skip("("); open && !skip(")");) {
+      if (!names.empty()) expect(",");
+      if (skip(")")) break;
+      const bool named = now().kind == Token::word && is("=", 1);
       if (!named && !names.empty() && !names.back().empty())
         fail(now().line, "an argument without a name behind one with a name");
-      names.push_back(named ? next().word_ : "");
+      names.push_back(named ? next().text : "");
       if (named) next();
       parts.push_back(expression());
     }
-    auto out = node(of->kind, of->line, of->word, std::move(parts));
-    out->words = names;
-    return out;
+    return node(kind, line, std::move(parts), word, names);
   }
   NodePtr postfix(NodePtr out) {
     for (;;) {
-      if (skip_sign(".")) {
+      if (skip(".")) {
         out = node(Node::attribute, {out}, expect_word());
-      } else if (is_sign("(")) {
-        out = arguments(node(Node::call, {out}), true);
-      } else if (skip_sign("[")) {
+      } else if (is("(")) {
+        out = with_arguments(Node::call, out);
+      } else if (skip("[")) {
         NodePtr bounds[3];
         int colons = 0;
-        while (!is_sign("]")) {
-          if (skip_sign(":")) {
+        while (!is("]")) {
+          if (skip(":")) {
             if (++colons > 2) fail(now().line, "a slice of more than three parts");
           } else if (bounds[colons] == nullptr) {
             bounds[colons] = expression();
@@ -311,41 +278,39 @@ class Parser {
     }
   }
   NodePtr primary() {
-    const Token& token = next();
-    if (token.kind == Token::string) {
-      Text text = token.text;
-      while (now().kind == Token::string) text += next().text;
-      return constant(Value::of(text));
-    }
-    if (token.kind == Token::integer) return constant(Value::of(Value::integer, std::stoll(token.word_)));
-    if (token.kind == Token::word) {
-      const std::string& word = token.word_;
-      if (word == "true" || word == "True" || word == "false" || word == "False")
-        return constant(Value::of((word[0] | 32) == 't'));
-      if (word == "none" || word == "None") return constant(Value::of(Value::none));
-      for (const char* reserved : {"and", "else", "if", "in", "is", "not", "or"}) {
-        if (word == reserved) fail(token.line, "'" + word + "' is not expected");
-      }
-      return node(Node::name, {}, word);
-    }
-    std::vector<NodePtr> parts;
-    if (token.kind == Token::sign && token.word_ == "(") {
-      if (skip_sign(")")) return node(Node::make_list, {}, "tuple");
+    const bool list = is("[");
+    if (skip("(")) {
+      if (skip(")")) return node(Node::make_list, {}, "tuple");
       NodePtr out = tuple();
-      expect_sign(")");
+      expect(")");
       return out;
     }
-    if (token.kind == Token::sign && (token.word_ == "[" || token.word_ == "{")) {
-      const bool list = token.word_ == "[";
-      while (!skip_sign(list ? "]" : "}")) {
-        if (!parts.empty()) expect_sign(",");
-        if (skip_sign(list ? "]" : "}")) break;
+    if (skip("[") || skip("{")) {
+      const char* const end = list ? "]" : "}";
+      std::vector<NodePtr> parts;
+      while (!skip(end)) {
+        if (!parts.empty()) expect(",");
+        if (skip(end)) break;
         parts.push_back(expression());
-        if (!list) expect_sign(":"), parts.push_back(expression());
+        if (!list) expect(":"), parts.push_back(expression());
       }
       return node(list ? Node::make_list : Node::make_dict, std::move(parts));
     }
-    fail(token.line, "an expression is missing");
+    if (is_any({"and", "else", "if", "in", "is", "not", "or"}))
+      fail(now().line, "'" + now().text + "' is not expected");
+    const Token& token = next();
+    const std::string& word = token.text;
+    if (token.kind == Token::string) {
+      Text text = wide(word);
+      while (now().kind == Token::string) text += wide(next().text);
+      return constant(Value::of(text));
+    }
+    if (token.kind == Token::integer) return constant(Value::of(Value::integer, std::stoll(word)));
+    if (token.kind != Token::word) fail(token.line, "an expression is missing");
+    if (word == "true" || word == "True" || word == "false" || word == "False")
+      return constant(Value::of((word[0] | 32) == 't'));
+    if (word == "none" || word == "None") return constant(Value::of(Value::none));
+    return node(Node::name, {}, word);
   }
 
   std::vector<Token> tokens_;
@@ -355,7 +320,7 @@ class Parser {
 
 }  // namespace
 
-NodePtr parsed(std::string_view source) { return Parser(tokens_of(source)).all(); }
+NodePtr parsed(std::string_view source) { return Parser(tokens_of(source)).body({}); }
 
 }  // namespace jinja
 }  // namespace llm

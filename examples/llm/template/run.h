@@ -234,8 +234,6 @@ class Run : public Values {
       case Node::call: return call(node);
       case Node::filter: return filter(node.line, node.word, evaluate(*node.parts[0]), arguments(node));
       case Node::test: return Value::of(test(node.line, node.word, evaluate(*node.parts[0]), arguments(node)));
-      case Node::negative:
-        return arithmetic(node.line, node.word, Value::of(Value::integer, 0), evaluate(*node.parts[0]));
       case Node::inverse: return Value::of(!truth(evaluate(*node.parts[0])));
       case Node::compare: {
         Value left = evaluate(*node.parts[0]);

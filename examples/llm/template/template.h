@@ -12,6 +12,9 @@
 #include "tokenizer/tokenizer.h"
 
 namespace llm {
+namespace jinja {
+struct Node;
+}
 
 struct Message {
   std::string role, content;
@@ -30,10 +33,8 @@ class Template {
   Rendered render(const std::vector<Message>& messages, const Json& variables,
                   std::time_t now = std::time(nullptr)) const;
 
-  struct Node;
-
  private:
-  std::shared_ptr<const Node> root_;
+  std::shared_ptr<const jinja::Node> root_;
 };
 
 }  // namespace llm

@@ -1,7 +1,5 @@
 // A chat template's text as tokens.
-#include "template/tokens.h"
-
-#include <cstring>
+#include "template/node.h"
 
 namespace llm {
 namespace jinja {
@@ -14,7 +12,7 @@ class Lexer {
   explicit Lexer(const Text& source) {
     for (size_t i = 0; i < source.size(); ++i) {
       if (source[i] != '\r') source_ += source[i];
-      else if (i + 1 == source.size() || source[i + 1] != '\n') source_ += U'\n';
+      else if (!is_at(source, i + 1, U"\n")) source_ += U'\n';
     }
     if (!source_.empty() && source_.back() == '\n') source_.pop_back();
   }
@@ -22,32 +20,25 @@ class Lexer {
   std::vector<Token> tokens() {
     while (at_ < source_.size()) {
       size_t begin = at_;
-      while (begin < source_.size() &&
-             !(source_[begin] == '{' && (is(begin + 1, "{") || is(begin + 1, "%") || is(begin + 1, "#"))))
-        ++begin;
-      const char32_t kind = begin + 1 < source_.size() ? source_[begin + 1] : 0,
-                     sign = begin + 2 < source_.size() ? source_[begin + 2] : 0;
+      while (begin < source_.size() && !is(begin, U"{{") && !is(begin, U"{%") && !is(begin, U"{#")) ++begin;
+      const char32_t kind = now(begin + 1), sign = now(begin + 2);
       Text data = source_.substr(at_, begin - at_);
       if (kind != 0 && sign == '-') data = stripped(data, nullptr, false, true);
       else if (kind != 0 && kind != '{' && sign != '+') strip_line(data);
-      if (!data.empty()) out_.push_back({Token::data, line_, data, {}});
-      advance(begin);
+      if (!data.empty()) push(Token::data, begin, data);
+      advance(begin);  // also where nothing is left of the data
       if (kind == 0) break;
-      advance(begin + 2 + (sign == '-' || sign == '+' ? 1 : 0));
+      advance(begin + (sign == '-' || sign == '+' ? 3 : 2));
       if (kind == '#') comment();
       else tag(kind == '{');
     }
-    out_.push_back({Token::end, line_, {}, {}});
+    push(Token::end, at_, {});
     return std::move(out_);
   }
 
  private:
-  bool is(size_t at, const char* what) const {
-    for (; *what != 0; ++what, ++at) {
-      if (at >= source_.size() || source_[at] != char32_t(*what)) return false;
-    }
-    return true;
-  }
+  char32_t now(size_t at) const { return at < source_.size() ? source_[at] : 0; }
+  bool is(size_t at, const Text& what) const { return is_at(source_, at, what); }
   void advance(size_t to) {
     line_ += int(std::count(source_.begin() + int64_t(at_), source_.begin() + int64_t(to), U'\n'));
     at_ = to;
@@ -60,8 +51,8 @@ class Lexer {
   // Goes on behind a tag that ends at `end`; sign: '-' takes all whitespace that follows, none a newline, if it is a
   // block.
   void close(size_t end, char32_t sign, bool block) {
-    if (block && sign == 0 && is(end, "\n")) ++end;
-    while (sign == '-' && end < source_.size() && is_space(source_[end])) ++end;
+    if (block && sign == 0 && now(end) == '\n') ++end;
+    while (sign == '-' && is_space(now(end))) ++end;
     advance(end);
   }
   void comment() {
@@ -71,17 +62,17 @@ class Lexer {
     close(end + 2, sign == '-' || sign == '+' ? sign : 0, true);
   }
   void tag(bool print) {
-    const char* const end = print ? "}}" : "%}";
+    const Text end = print ? U"}}" : U"%}";
     const int first = line_;
-    out_.push_back({print ? Token::print_begin : Token::block_begin, line_, {}, {}});
+    push(print ? Token::print_begin : Token::block_begin, at_, {});
     std::string open;  // what will close the brackets that are open
     for (;;) {
-      while (at_ < source_.size() && is_space(source_[at_])) advance(at_ + 1);
+      while (is_space(now(at_))) advance(at_ + 1);
       if (at_ >= source_.size()) fail(first, "a tag does not end");
       const char32_t c = source_[at_];
       const bool has_sign = (c == '-' || (c == '+' && !print)) && is(at_ + 1, end);
       if (open.empty() && (has_sign || is(at_, end))) {
-        out_.push_back({print ? Token::print_end : Token::block_end, line_, {}, {}});
+        push(print ? Token::print_end : Token::block_end, at_, {});
         return close(at_ + (has_sign ? 3 : 2), has_sign ? c : 0, !print);
       }
       if (is_of_name(c)) word();
@@ -92,24 +83,23 @@ class Lexer {
   // A name or a number.
   void word() {
     size_t to = at_;
-    while (to < source_.size() && is_of_name(source_[to])) ++to;
-    const std::string word = narrow(source_.substr(at_, to - at_));
-    const bool digits = word[0] >= '0' && word[0] <= '9';
+    while (is_of_name(now(to))) ++to;
+    const Text word = source_.substr(at_, to - at_);
+    const bool digits = word[0] - '0' < 10;
     if (digits && (word.size() > 18 || (word.size() > 1 && word[0] == '0') ||
-                   word.find_first_not_of("0123456789") != std::string::npos))
+                   word.find_first_not_of(U"0123456789") != Text::npos))
       fail(line_, "this form of number is not supported");
-    if (digits && is(to, ".") && to + 1 < source_.size() && source_[to + 1] - '0' < 10)
-      fail(line_, "numbers with fractions are not supported");
+    if (digits && now(to) == '.' && now(to + 1) - '0' < 10) fail(line_, "numbers with fractions are not supported");
     push(digits ? Token::integer : Token::word, to, word);
   }
   void sign(std::string& open) {
     const char32_t c = source_[at_];
-    std::string sign;
-    for (const char* two : {"==", "!=", "<=", ">=", "//", "**"}) {
+    Text sign;
+    for (const char32_t* two : {U"==", U"!=", U"<=", U">=", U"//", U"**"}) {
       if (is(at_, two)) sign = two;
     }
-    if (sign.empty() && c < 128 && std::strchr("+-*/%~<>=.,:|()[]{}", int(c)) != nullptr) sign = char(c);
-    if (sign.empty()) fail(line_, "the character '" + narrow(Text(1, c)) + "' is not expected");
+    if (sign.empty() && Text(U"+-*/%~<>=.,:|()[]{}").find(c) != Text::npos) sign = c;
+    if (sign.empty()) fail(line_, "the character '" + shown(narrow(Text(1, c))) + "' is not expected");
     if (c == '(' || c == '[' || c == '{') open.push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
     if (c == ')' || c == ']' || c == '}') {
       if (open.empty() || open.back() != char(c)) fail(line_, std::string("'") + char(c) + "' closes nothing");
@@ -117,8 +107,8 @@ class Lexer {
     }
     push(Token::sign, at_ + sign.size(), sign);
   }
-  void push(Token::Kind kind, size_t to, const std::string& word) {
-    out_.push_back({kind, line_, {}, word});
+  void push(Token::Kind kind, size_t to, const Text& text) {
+    out_.push_back({kind, line_, narrow(text)});
     advance(to);
   }
   void string() {
@@ -130,23 +120,21 @@ class Lexer {
       if (at >= source_.size()) fail(first, "a string does not end");
       const char32_t c = source_[at];
       if (c == quote) break;
-      if (c == '\\' && at + 1 < source_.size() && source_[at + 1] != 0) escape(at, text);
+      if (c == '\\' && now(at + 1) != 0) escape(at, text);
       else text += c;
     }
-    out_.push_back({Token::string, line_, text, {}});
-    advance(at + 1);
+    push(Token::string, at + 1, text);
   }
   // at: of the backslash, then of the escape's last character.
   void escape(size_t& at, Text& text) const {
     const char32_t kind = source_[++at];
-    const char *const names = "nrt\\'\"", *const meant = "\n\r\t\\'\"";
-    const char* const known = kind < 128 ? std::strchr(names, int(kind)) : nullptr;
-    if (known != nullptr) text += char32_t(meant[known - names]);
-    if (known != nullptr || kind == '\n') return;
+    const size_t known = Text(U"nrt\\'\"").find(kind);
+    if (known != Text::npos) text += U"\n\r\t\\'\""[known];
+    if (known != Text::npos || kind == '\n') return;
     constexpr char32_t kNone = 1 << 20;
     char32_t code = 0;
     for (int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : 0; digits > 0; --digits) {
-      const char32_t d = ++at < source_.size() ? source_[at] : 0;
+      const char32_t d = now(++at);
       const char32_t value = d - '0' < 10 ? d - '0' : (d | 32) - 'a' < 6 ? (d | 32) - 'a' + 10 : kNone;
       code = std::min<char32_t>(code * 16 + value, kNone);
     }
