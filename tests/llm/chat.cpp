@@ -86,6 +86,19 @@ TEST_CASE("what templates ask for and nobody has is called by its name") {
   }
 }
 
+TEST_CASE("a loop is known by its attributes, and by no other name") {
+  const auto made = [](const std::string& source) { return rendered(source, {}, Json::object(), 0); };
+  CHECK(made("{% set loop = 5 %}{{ loop }}{% for i in [7] %}{{ loop.index }}{% endfor %}{{ loop }}") == "515");
+  CHECK(made("{% for i in [1, 2] %}{% for j in [] %}{% else %}{{ loop.index }}{% endfor %}{% endfor %}") == "12");
+  CHECK(made("{{ (x | default(boolean=true)) is defined }}") == "True");
+  for (const char* use : {"{{ loop }}", "{% set x = loop %}", "{{ [loop] }}", "{{ loop | length }}", "{{ loop() }}",
+                          "{{ m(loop) }}", "{{ m(1) }}", "{{ loop.depth }}", "{% for j in loop %}{% endfor %}"}) {
+    INFO(use);
+    CHECK(made("{% macro m(x) %}{{ loop.index }}{% endmacro %}{% for i in [1] %}" + std::string(use) + "{% endfor %}")
+              .is_null());
+  }
+}
+
 TEST_CASE("templates that would never end, or make too much, are refused") {
   const std::string big = "{% set x = 'abcdefghijklmnop' %}{% for i in range(30) %}";
   const std::string doubled =

@@ -18,10 +18,9 @@ namespace jinja {
 using Text = std::u32string;
 constexpr char32_t kCharacter = 0x1fffff, kByModel = 1 << 24, kByOthers = 2 << 24;
 
-constexpr int kNesting = 200, kCalls = 300,
-              kValues = 100;  // how deep a template, what it calls and what it makes may be
-constexpr int64_t kWork = 1 << 25, kNodeWork = 16;  // characters and elements that are made, and what a step counts
-constexpr int64_t kLongestRange = 100000;                   // as in Jinja's sandbox
+constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // how deep a template, what it calls and makes may be
+constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // characters and elements that are made, and what a step counts
+constexpr size_t kLongestRange = 100000;           // as in Jinja's sandbox
 
 [[noreturn]] inline void fail(int line, const std::string& why) {
   throw Error("the chat template, line " + std::to_string(line) + ": " + why);
@@ -83,17 +82,16 @@ using List = std::vector<Value>;
 using Dict = std::vector<std::pair<Text, Value>>;  // in the order in which it was made
 
 struct Value {
-  enum Kind { undefined, none, boolean, integer, text, list, dict, space, function, macro } kind = undefined;
+  enum Kind { undefined, none, boolean, integer, text, list, dict, space, loop, function, macro } kind = undefined;
   // What can be looped over in Python, and differs in what else can be done with it: a stream is always true, has no
   // length and is gone when it has been read.
   enum Sort { plain, tuple, range, view, stream };
-  int64_t n = 0;                          // a number, true; of a list: what sort it is
-  int depth = 0;                          // of a list or a dict, so that recursion ends
-  std::shared_ptr<const Text> chars;      // a text; the name of a function or of what is undefined
-  std::shared_ptr<const List> elements;   // of a list
-  std::shared_ptr<const Dict> entries;    // of a dict
-  Dict* attributes = nullptr;             // of a namespace
-  const Node* body = nullptr;             // of a macro
+  int64_t n = 0;                         // a number, true; of a list: what sort it is; of a loop: how far it is
+  int depth = 0;                         // of a list or a dict, so that recursion ends
+  std::shared_ptr<const Text> chars;     // a text; the name of a function or of what is undefined
+  std::shared_ptr<const List> elements;  // of a list, or of what a loop goes over
+  std::shared_ptr<Dict> entries;         // of a dict or a namespace; only the latter's change
+  const Node* body = nullptr;            // of a macro
 
   static Value of(Kind kind, int64_t n = 0) {
     Value out;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ctime>
-#include <deque>
+#include <optional>
 
 #include "template/values.h"
 
@@ -10,21 +10,21 @@ namespace llm {
 namespace jinja {
 
 struct Arguments {
-  std::vector<Value> values;
+  List values;
   std::vector<std::string> names;  // "": by place
+
+  Value take() {  // the first one
+    const Value out = values[0];
+    values.erase(values.begin()), names.erase(names.begin());
+    return out;
+  }
 };
 
 class Run : public Values {
  public:
-  Run(std::time_t time) : time_(time) { scopes_.emplace_back(); }
+  explicit Run(std::time_t time) : time_(time) {}
 
-  void set(const std::string& name, Value value) {
-    work_ += int64_t(scopes_.back().names.size());
-    for (auto& item : scopes_.back().names) {
-      if (item.first == name) return void(item.second = std::move(value));
-    }
-    scopes_.back().names.emplace_back(name, std::move(value));
-  }
+  void set(const std::string& name, Value value) { (scopes_.empty() ? globals_ : scopes_.back())[name] = value; }
 
   enum Flow { on, left, again };
   Flow run(const Node& node, Text& out) {
@@ -35,7 +35,7 @@ class Run : public Values {
           if (const Flow flow = run(*part, out); flow != on) return flow;
         }
         return on;
-      case Node::print: append(node.line, out, text_of(node.line, evaluate(*node.parts[0]))); return on;
+      case Node::print: append(out, text_of(evaluate(*node.parts[0]))); return on;
       case Node::branch:
         for (size_t i = 0; i < node.parts.size(); i += 2) {
           if (i + 1 == node.parts.size()) return run(*node.parts[i], out);
@@ -45,149 +45,114 @@ class Run : public Values {
       case Node::repeat: return repeat(node, out);
       case Node::assign: {
         const Value value = evaluate(*node.parts[0]);
-        if (node.words.size() == 1) check_kept(node.line, value);
-        if (node.word.empty()) return assign(node, node.words, value), on;
+        if (node.words.size() == 1) check_kept(value);
+        if (node.word.empty()) return assign(node.words, value), on;
         const Value* const space = lookup(node.word);
-        if (space == nullptr || space->kind != Value::space) fail(node.line, "'" + node.word + "' is no namespace");
-        if (value.kind == Value::space) fail(node.line, "a namespace within a namespace is not supported");
-        put(*space->attributes, wide(node.words[0]), value);
+        if (space == nullptr || space->kind != Value::space) fail("'" + node.word + "' is no namespace");
+        if (value.kind == Value::space) fail("a namespace within a namespace is not supported");
+        put(*space->entries, wide(node.words[0]), value);
         return on;
       }
       case Node::capture: {
         Text text;
-        scopes_.push_back({});
-        run(*node.parts[0], text);
-        scopes_.pop_back();
-        set(node.words[0], made(node.line, std::move(text)));
+        run_inside(*node.parts[0], text);
+        set(node.words[0], made(std::move(text)));
         return on;
       }
       case Node::define: {
-        if (scopes_.size() > 1) fail(node.line, "a macro within a loop or a macro is not supported");
-        Value macro = Value::of(wide(node.word), Value::macro);
+        if (!scopes_.empty()) fail("a macro within a loop or a macro is not supported");
+        Value macro = Value::of(Value::macro);
         macro.body = &node;
         set(node.word, macro);
         return on;
       }
-      case Node::generation: {
-        scopes_.push_back({});
-        const Flow flow = run(*node.parts[0], out);
-        scopes_.pop_back();
-        return flow;
-      }
+      case Node::generation: return run_inside(*node.parts[0], out);
       case Node::leave: return left;
       case Node::next: return again;
-      default: fail(node.line, "an expression where a statement should be");
+      default: fail("an expression where a statement should be");
     }
   }
 
  private:
-  struct Loop {
-    const List* items;
-    size_t at;
-  };
-  struct Scope {
-    std::vector<std::pair<std::string, Value>> names;
-    const Loop* loop = nullptr;
-  };
+  using Scope = std::map<std::string, Value>;
   struct Deeper {
-    Deeper(Run& run, int line) : depth(run.depth_) {
-      run.spend(line, kNodeWork);
-      if (++depth > kCalls) fail(line, "it is nested too deep");
+    Deeper(Run& run, int line) : run_(run), before_(run.line_) {
+      run.line_ = line;
+      run.spend(kNodeWork);
+      if (++run.depth_ > kCalls) run.fail("it is nested too deep");
     }
-    ~Deeper() { --depth; }
-    int& depth;
+    ~Deeper() { --run_.depth_, run_.line_ = before_; }
+
+   private:
+    Run& run_;
+    int before_;
   };
 
   const Value* lookup(const std::string& name) const {
-    for (size_t i = scopes_.size(); i-- > base_;) {
-      for (const auto& item : scopes_[i].names) {
-        if (item.first == name) return &item.second;
-      }
+    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
+      if (const auto at = scope->find(name); at != scope->end()) return &at->second;
     }
-    if (base_ > 0) {
-      for (const auto& item : scopes_[0].names) {
-        if (item.first == name) return &item.second;
-      }
-    }
-    return nullptr;
+    const auto at = globals_.find(name);
+    return at != globals_.end() ? &at->second : nullptr;
   }
-  void assign(const Node& node, const std::vector<std::string>& names, const Value& value) {
+  void assign(const std::vector<std::string>& names, const Value& value) {
     if (names.size() == 1) return set(names[0], value);
-    const List parts = elements(node.line, value);
+    const List parts = elements(value);
     if (parts.size() != names.size())
-      fail(node.line, std::to_string(parts.size()) + " values for " + std::to_string(names.size()) + " names");
+      fail(std::to_string(parts.size()) + " values for " + std::to_string(names.size()) + " names");
     for (size_t i = 0; i < names.size(); ++i) set(names[i], parts[i]);
+  }
+  Flow run_inside(const Node& node, Text& out) {
+    scopes_.emplace_back();
+    const Flow flow = run(node, out);
+    scopes_.pop_back();
+    return flow;
   }
 
   Flow repeat(const Node& node, Text& out) {
-    List items = elements(node.line, evaluate(*node.parts[0]));
+    List items = elements(evaluate(*node.parts[0]));
     if (node.parts[1] != nullptr) {
       List some;
       for (const Value& item : items) {
-        scopes_.push_back({});
-        assign(node, node.words, item);
+        scopes_.emplace_back();
+        assign(node.words, item);
         if (truth(evaluate(*node.parts[1]))) some.push_back(item);
         scopes_.pop_back();
       }
       items = some;
     }
+    if (items.empty()) return node.parts[3] != nullptr ? run_inside(*node.parts[3], out) : on;
+    Value loop = Value::of(Value::loop);
+    loop.elements = std::make_shared<const List>(std::move(items));
     Flow flow = on;
-    Loop loop{&items, 0};
-    for (; loop.at < items.size() && flow != left; ++loop.at) {
-      scopes_.push_back({{}, &loop});
-      assign(node, node.words, items[loop.at]);
+    for (const Value& item : *loop.elements) {
+      scopes_.push_back({{"loop", loop}});
+      assign(node.words, item);
       flow = run(*node.parts[2], out);
       scopes_.pop_back();
-    }
-    if (items.empty() && node.parts[3] != nullptr) {
-      scopes_.push_back({});
-      flow = run(*node.parts[3], out);
-      scopes_.pop_back();
-      return flow;
+      if (flow == left) break;
+      ++loop.n;
     }
     return on;
-  }
-  Value loop_attribute(int line, const std::string& name, const Arguments* call) {
-    const Loop* loop = nullptr;
-    for (size_t i = scopes_.size(); i-- > base_ && loop == nullptr;) loop = scopes_[i].loop;
-    if (loop == nullptr) fail(line, "'loop' outside of a loop");
-    const auto at = int64_t(loop->at), n = int64_t(loop->items->size());
-    if (call != nullptr) {
-      if (name != "cycle" || call->values.empty()) fail(line, "'loop." + shown(name) + "(...)' is not supported");
-      return call->values[loop->at % call->values.size()];
-    }
-    if (name == "first") return Value::of(at == 0);
-    if (name == "last") return Value::of(at == n - 1);
-    if (name == "previtem") return at > 0 ? (*loop->items)[loop->at - 1] : nothing("loop.previtem");
-    if (name == "nextitem") return at < n - 1 ? (*loop->items)[loop->at + 1] : nothing("loop.nextitem");
-    const std::pair<const char*, int64_t> numbers[] = {
-        {"index", at + 1}, {"index0", at}, {"revindex", n - at}, {"revindex0", n - at - 1}, {"length", n}};
-    for (const auto& number : numbers) {
-      if (name == number.first) return Value::of(Value::integer, number.second);
-    }
-    fail(line, "'loop." + shown(name) + "' is not supported");
   }
 
   Value slice(const Node& node) {
     const Value of = evaluate(*node.parts[0]);
-    if (of.kind != Value::list && of.kind != Value::text) wrong(node.line, "a slice", of);
-    check_indexed(node.line, of);
-    int64_t bounds[3] = {0, 0, 1};
-    bool given[3] = {};
-    for (int i = 0; i < 3; ++i) {
-      if (node.parts[size_t(i) + 1] == nullptr) continue;
-      const Value v = evaluate(*node.parts[size_t(i) + 1]);
-      if (v.kind == Value::none) continue;
-      if (!is_number(v)) wrong(node.line, "a slice by the value", v);
-      bounds[i] = v.n, given[i] = true;
+    if (of.kind != Value::list && of.kind != Value::text) wrong("a slice", of);
+    check_indexed(of);
+    std::optional<int64_t> bounds[3];
+    for (size_t i = 0; i < 3; ++i) {
+      const Value v = node.parts[i + 1] != nullptr ? evaluate(*node.parts[i + 1]) : Value::of(Value::none);
+      if (v.kind != Value::none && !is_number(v)) wrong("a slice by the value", v);
+      if (v.kind != Value::none) bounds[i] = v.n;
     }
-    const int64_t n = length(node.line, of), step = bounds[2];
-    if (step == 0) fail(node.line, "a slice of step 0");
-    const auto bound = [&](int i, int64_t otherwise) {
-      const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
-      return !given[i] ? otherwise : std::min(high, std::max(low, bounds[i] < 0 ? bounds[i] + n : bounds[i]));
+    const int64_t n = length(of), step = bounds[2].value_or(1);
+    if (step == 0) fail("a slice of step 0");
+    const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
+    const auto bound = [&](std::optional<int64_t> at, int64_t otherwise) {
+      return !at ? otherwise : std::min(high, std::max(low, *at < 0 ? *at + n : *at));
     };
-    const int64_t from = bound(0, step < 0 ? n - 1 : 0), to = bound(1, step < 0 ? -1 : n);
+    const int64_t from = bound(bounds[0], step < 0 ? high : low), to = bound(bounds[1], step < 0 ? low : high);
     List list;
     Text text;
     for (int64_t i = from; step < 0 ? i > to : i < to; i += step) {
@@ -195,133 +160,122 @@ class Run : public Values {
       else text += (*of.chars)[size_t(i)];
       if (step > n || step < -n) break;
     }
-    return of.kind == Value::list ? list_of(node.line, std::move(list), of.n) : made(node.line, std::move(text));
+    return of.kind == Value::list ? list_of(std::move(list), of.n) : made(std::move(text));
   }
 
   // ---- expressions
 
   Value evaluate(const Node& node) {
     const Deeper deeper(*this, node.line);
+    const auto part = [&](size_t i) { return evaluate(*node.parts[i]); };
     switch (node.kind) {
       case Node::constant: return node.value;
       case Node::name: return name(node);
       case Node::make_list: {
         List list;
-        for (const NodePtr& part : node.parts) list.push_back(evaluate(*part));
-        return list_of(node.line, std::move(list), node.word.empty() ? Value::plain : Value::tuple);
+        for (const NodePtr& element : node.parts) list.push_back(evaluate(*element));
+        return list_of(std::move(list), node.word.empty() ? Value::plain : Value::tuple);
       }
       case Node::make_dict: {
         Dict dict;
         for (size_t i = 0; i < node.parts.size(); i += 2) {
-          const Value key = evaluate(*node.parts[i]);
-          if (key.kind != Value::text) wrong(node.line, "a dict with the key", key);
-          spend(node.line, int64_t(dict.size()));
-          put(dict, *key.chars, evaluate(*node.parts[i + 1]));
+          const Value key = part(i);
+          if (key.kind != Value::text) wrong("a dict with the key", key);
+          spend(dict.size());
+          put(dict, *key.chars, part(i + 1));
         }
-        return dict_of(node.line, std::move(dict));
+        return dict_of(std::move(dict));
       }
-      case Node::attribute:
+      case Node::attribute: return attribute(part(0), node.word);
       case Node::item: {
-        const bool by_name = node.kind == Node::attribute;
-        if (is_loop(*node.parts[0])) {
-          return loop_attribute(node.line, by_name ? node.word : narrow(text_of(node.line, evaluate(*node.parts[1]))),
-                                nullptr);
-        }
-        const Value of = evaluate(*node.parts[0]);
-        return by_name ? attribute(node.line, of, node.word) : item(node.line, of, evaluate(*node.parts[1]));
+        const Value of = part(0);
+        return item(of, part(1));
       }
       case Node::slice: return slice(node);
       case Node::call: return call(node);
-      case Node::filter: return filter(node.line, node.word, evaluate(*node.parts[0]), arguments(node));
-      case Node::test: return Value::of(test(node.line, node.word, evaluate(*node.parts[0]), arguments(node)));
-      case Node::inverse: return Value::of(!truth(evaluate(*node.parts[0])));
+      case Node::filter: {
+        const Value of = part(0);
+        return filter(node.word, of, arguments(node));
+      }
+      case Node::test: {
+        const Value of = part(0);
+        return Value::of(test(node.word, of, arguments(node)));
+      }
+      case Node::inverse: return Value::of(!truth(part(0)));
       case Node::compare: {
-        Value left = evaluate(*node.parts[0]);
+        Value left = part(0);
         for (size_t i = 0; i < node.words.size(); ++i) {
-          const Value right = evaluate(*node.parts[i + 1]);
-          if (!compare(node.line, node.words[i], left, right)) return Value::of(false);
+          const Value right = part(i + 1);
+          if (!compare(node.words[i], left, right)) return Value::of(false);
           left = right;
         }
         return Value::of(true);
       }
       case Node::binary: {
-        const Value left = evaluate(*node.parts[0]);
-        if (node.word == "or" || node.word == "and")
-          return truth(left) == (node.word == "or") ? left : evaluate(*node.parts[1]);
-        const Value right = evaluate(*node.parts[1]);
-        if (node.word == "~") return made(node.line, text_of(node.line, left) + text_of(node.line, right));
-        return arithmetic(node.line, node.word, left, right);
+        const Value left = part(0);
+        if (node.word == "or" || node.word == "and") return truth(left) == (node.word == "or") ? left : part(1);
+        const Value right = part(1);
+        return node.word == "~" ? made(text_of(left) + text_of(right)) : arithmetic(node.word, left, right);
       }
       case Node::choose:
-        if (truth(evaluate(*node.parts[0]))) return evaluate(*node.parts[1]);
-        return node.parts[2] != nullptr ? evaluate(*node.parts[2]) : nothing("the other case");
-      default: fail(node.line, "a statement where an expression should be");
+        if (truth(part(0))) return part(1);
+        return node.parts[2] != nullptr ? part(2) : nothing("the other case");
+      default: fail("a statement where an expression should be");
     }
   }
-  bool is_loop(const Node& node) const {
-    return node.kind == Node::name && node.word == "loop" && lookup("loop") == nullptr;
-  }
-  Value name(const Node& node) {
+  Value name(const Node& node) const {
     if (const Value* const found = lookup(node.word)) return *found;
-    if (is_loop(node)) fail(node.line, "'loop' without an attribute is not supported");
-    for (const char* known : {"range", "namespace", "raise_exception", "strftime_now"}) {
-      if (node.word == known) return Value::of(wide(node.word), Value::function);
-    }
-    for (const char* known : {"cycler", "dict", "joiner", "lipsum", "self", "caller", "varargs", "kwargs"}) {
-      if (node.word == known) fail(node.line, "'" + node.word + "' is not supported");
-    }
-    return nothing(node.word);
+    if (node.word == "loop") fail("'loop' outside of a loop");
+    if (is_one_of(" cycler dict joiner lipsum self caller varargs kwargs ", node.word))
+      fail("'" + node.word + "' is not supported");
+    const bool function = is_one_of(" range namespace raise_exception strftime_now ", node.word);
+    return Value::of(wide(node.word), function ? Value::function : Value::undefined);
   }
+
   // ---- calls
 
   Arguments arguments(const Node& node) {
-    Arguments out;
+    Arguments out{{}, node.words};
     for (size_t i = 1; i < node.parts.size(); ++i) out.values.push_back(evaluate(*node.parts[i]));
-    out.names = node.words;
     return out;
   }
   // The arguments in the order of their names; those that are not given are undefined, and say so.
-  std::vector<Value> bind(int line, const std::string& what, const Arguments& given,
-                          const std::vector<std::string>& names, size_t least = 0) {
-    std::vector<Value> out(names.size(), Value::of(Value::undefined, kNotGiven));
+  List bind(const std::string& what, const Arguments& given, const std::vector<std::string>& names, size_t least = 0) {
+    List out(names.size(), Value::of(Value::undefined, kNotGiven));
     for (size_t i = 0; i < given.values.size(); ++i) {
-      const size_t at =
-          given.names[i].empty() ? i : size_t(std::find(names.begin(), names.end(), given.names[i]) - names.begin());
+      const std::string& name = given.names[i];
+      const size_t at = name.empty() ? i : size_t(std::find(names.begin(), names.end(), name) - names.begin());
       if (at >= names.size() || !is_missing(out[at]))
-        fail(line, "'" + shown(what) + "' with " +
-                       (given.names[i].empty() ? "so many arguments" : "the argument '" + shown(given.names[i]) + "'") +
-                       " is not supported");
+        fail("'" + shown(what) + "' with " +
+             (name.empty() ? "so many arguments" : "the argument '" + shown(name) + "'") + " is not supported");
       out[at] = given.values[i];
     }
     for (size_t i = 0; i < least; ++i) {
-      if (is_missing(out[i])) fail(line, "'" + shown(what) + "' without the argument '" + names[i] + "'");
+      if (is_missing(out[i])) fail("'" + shown(what) + "' without the argument '" + names[i] + "'");
     }
     return out;
   }
 
   Value call(const Node& node) {
     const Node& callee = *node.parts[0];
-    if (callee.kind == Node::attribute) {
-      if (is_loop(*callee.parts[0])) {
-        const Arguments given = arguments(node);
-        return loop_attribute(node.line, callee.word, &given);
-      }
-      const Value of = evaluate(*callee.parts[0]);
-      if (of.kind == Value::text) return text_method(node.line, callee.word, of, arguments(node));
-      if (of.kind == Value::dict) return dict_method(node.line, callee.word, of, arguments(node));
-      wrong(node.line, "the method '" + shown(callee.word) + "'", of);
-    }
-    const Value of = evaluate(callee);
-    if (of.kind == Value::macro) return call_macro(node.line, *of.body, arguments(node));
-    if (of.kind != Value::function) wrong(node.line, "a call", of);
-    return function(node.line, narrow(*of.chars), arguments(node));
+    const bool method = callee.kind == Node::attribute;
+    const Value of = evaluate(method ? *callee.parts[0] : callee);
+    if (method && of.kind != Value::loop && of.kind != Value::text && of.kind != Value::dict)
+      wrong("the method '" + shown(callee.word) + "'", of);
+    if (!method && of.kind != Value::macro && of.kind != Value::function) wrong("a call", of);
+    const Arguments given = arguments(node);
+    if (of.kind == Value::macro) return call_macro(*of.body, given);
+    if (of.kind == Value::function) return function(narrow(*of.chars), given);
+    if (of.kind == Value::text) return text_method(callee.word, of, given);
+    if (of.kind == Value::dict) return dict_method(callee.word, of, given);
+    if (callee.word != "cycle" || given.values.empty()) fail("'loop." + shown(callee.word) + "(...)' is not supported");
+    return given.values[size_t(of.n) % given.values.size()];
   }
-  Value call_macro(int line, const Node& macro, const Arguments& given) {
-    const std::vector<Value> values = bind(line, macro.word, given, macro.words);
-    const size_t base = base_;
-    base_ = scopes_.size();
-    scopes_.push_back({});
-    for (const Value& value : values) check_kept(line, value);
+  Value call_macro(const Node& macro, const Arguments& given) {
+    const List values = bind(macro.word, given, macro.words);
+    for (const Value& value : values) check_kept(value);
+    std::vector<Scope> callers(1);  // their names are not known inside
+    callers.swap(scopes_);
     for (size_t i = 0; i < values.size(); ++i) {
       const NodePtr& otherwise = macro.parts[i + 1];
       set(macro.words[i], !is_missing(values[i]) ? values[i]
@@ -330,32 +284,30 @@ class Run : public Values {
     }
     Text text;
     run(*macro.parts[0], text);
-    scopes_.pop_back();
-    base_ = base;
+    callers.swap(scopes_);
     return Value::of(std::move(text));
   }
 
   // filters.cpp: functions, methods, filters and tests that a template may name.
-  Value function(int line, const std::string& name, const Arguments& given);
+  Value function(const std::string& name, const Arguments& given);
   template <class F>
-  Value cased(int line, const Text& text, const F& upper);
-  Value joined(int line, const List& list, const Text& between);
-  Value strip(int line, const std::string& name, const Text& text, const Arguments& given);
-  Value starts_or_ends(int line, const std::string& name, const Text& text, const Arguments& given);
-  Value split(int line, const Text& text, const Arguments& given);
-  Value replace(int line, const Text& text, const Arguments& given);
-  Value text_method(int line, const std::string& name, const Value& of, const Arguments& given);
-  Value dict_method(int line, const std::string& name, const Value& of, const Arguments& given);
-  void write_json(int line, Text& out, const Value& v, int64_t indent, int64_t depth);
-  Value path(int line, Value v, const std::string& names);
-  Value selected(int line, const std::string& name, const Value& of, const Arguments& given);
-  Value mapped(int line, const Value& of, Arguments given);
-  Value filter(int line, const std::string& name, const Value& of, Arguments given);
-  bool test(int line, const std::string& name, const Value& of, const Arguments& given);
+  Value cased(const Text& text, const F& upper);
+  Value joined(const List& list, const Text& between);
+  Value strip(const std::string& name, const Text& text, const Arguments& given);
+  Value starts_or_ends(const std::string& name, const Text& text, const Arguments& given);
+  Value split(const Text& text, const Arguments& given);
+  Value replace(const Text& text, const Arguments& given);
+  Value text_method(const std::string& name, const Value& of, const Arguments& given);
+  Value dict_method(const std::string& name, const Value& of, const Arguments& given);
+  void write_json(Text& out, const Value& v, int64_t indent, int64_t depth);
+  Value path(Value v, const std::string& names);
+  Value selected(const std::string& name, const Value& of, Arguments given);
+  Value mapped(const Value& of, Arguments given);
+  Value filter(const std::string& name, const Value& of, Arguments given);
+  bool test(const std::string& name, const Value& of, const Arguments& given);
 
-  std::vector<Scope> scopes_;
-  size_t base_ = 0;  // of the macro that is running; it sees the outermost scope besides
-  std::deque<Dict> spaces_;
+  Scope globals_;
+  std::vector<Scope> scopes_;  // of loops and blocks, within the macro that is running
   std::time_t time_;
   int depth_ = 0;
 };

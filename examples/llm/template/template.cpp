@@ -28,10 +28,10 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
     if (!is_name)
       throw Error("a message of the role " + shown(message.role));  // templates make control tokens of roles
     const char32_t origin = message.role == "assistant" ? kByModel : kByOthers;
-    list.push_back(run.dict_of(
-        0, {{U"role", Value::of(wide(message.role))}, {U"content", Value::of(wide(message.content, origin))}}));
+    const Value role = Value::of(wide(message.role)), content = Value::of(wide(message.content, origin));
+    list.push_back(run.dict_of({{U"role", role}, {U"content", content}}));
   }
-  run.set("messages", run.list_of(0, std::move(list)));
+  run.set("messages", run.list_of(std::move(list)));
   for (const auto& item : variables.items()) run.set(item.key(), value_of(item.value()));
   Text text;
   run.run(*root_, text);

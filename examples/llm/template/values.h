@@ -12,54 +12,51 @@ namespace jinja {
 inline bool is_one_of(const char* names, const std::string& name) {
   return std::strstr(names, (" " + name + " ").c_str()) != nullptr;
 }
-// What Python's dicts have: asking for one of these is not asking for an entry.
-inline bool is_dict_method(const std::string& name) {
-  return is_one_of(" clear copy fromkeys get items keys pop popitem setdefault update values ", name);
-}
 
 class Values {
  public:
-  Value list_of(int line, List list, int64_t sort = Value::plain) {
+  Value list_of(List list, int64_t sort = Value::plain) {
     Value out = Value::of(Value::list, sort);
-    for (const Value& value : list) deepen(line, out, value);
-    spend(line, int64_t(list.size()));
+    for (const Value& value : list) deepen(out, value);
+    spend(list.size());
     out.elements = std::make_shared<const List>(std::move(list));
     return out;
   }
-  Value dict_of(int line, Dict dict) {
-    Value out = Value::of(Value::dict);
-    for (const auto& item : dict) deepen(line, out, item.second);
-    spend(line, int64_t(dict.size()));
-    out.entries = std::make_shared<const Dict>(std::move(dict));
+  Value dict_of(Dict dict, Value::Kind kind = Value::dict) {
+    Value out = Value::of(kind);
+    for (const auto& item : dict) deepen(out, item.second);
+    spend(dict.size());
+    out.entries = std::make_shared<Dict>(std::move(dict));
     return out;
   }
 
  protected:
+  [[noreturn]] void fail(const std::string& why) const { jinja::fail(line_, why); }
+
   // ---- limits
 
-  void spend(int line, int64_t work) {
+  void spend(size_t work) {
     work_ += work;
-    if (work_ > kWork) fail(line, "it takes too long, or makes too much");
+    if (work_ > kWork) fail("it takes too long, or makes too much");
   }
-  void spend_search(int line, const Text& text, const Text& what) {
-    spend(line, int64_t(text.size() + text.size() * what.size() / 8));
-  }
-  void deepen(int line, Value& whole, const Value& part) {
+  void spend_search(const Text& text, const Text& what) { spend(text.size() + text.size() * what.size() / 8); }
+  void deepen(Value& whole, const Value& part) const {
     whole.depth = std::max(whole.depth, part.depth + 1);
-    if (whole.depth > kValues) fail(line, "values are nested too deep");
-    check_kept(line, part);
-    if (part.kind == Value::space) fail(line, "a namespace within a list is not supported");
+    if (whole.depth > kValues) fail("values are nested too deep");
+    check_kept(part);
+    if (part.kind == Value::space) fail("a namespace within a list is not supported");
   }
-  static void check_kept(int line, const Value& v) {
+  void check_kept(const Value& v) const {
+    if (v.kind == Value::loop) fail("'loop' without an attribute is not supported");
     if (v.kind == Value::list && v.n == Value::stream)
-      fail(line, "what a filter makes without 'list' behind it cannot be kept");
+      fail("what a filter makes without 'list' behind it cannot be kept");
   }
-  void append(int line, Text& to, const Text& more) {
-    spend(line, int64_t(more.size()));
+  void append(Text& to, const Text& more) {
+    spend(more.size());
     to += more;
   }
-  Value made(int line, Text text) {
-    spend(line, int64_t(text.size()));
+  Value made(Text text) {
+    spend(text.size());
     return Value::of(std::move(text));
   }
 
@@ -68,17 +65,13 @@ class Values {
   static constexpr int64_t kNotGiven = 1;
   static bool is_missing(const Value& v) { return v.kind == Value::undefined && v.n == kNotGiven; }
   static Value nothing(const std::string& name) { return Value::of(wide(name), Value::undefined); }
-  static void put(Dict& dict, const Text& key, const Value& value) {
-    for (auto& item : dict) {
-      if (is_same(item.first, key)) return void(item.second = value);
-    }
-    dict.emplace_back(key, value);
+  static Value* get(Dict& dict, const Text& key) {
+    const auto at = std::find_if(dict.begin(), dict.end(), [&](const auto& item) { return is_same(item.first, key); });
+    return at == dict.end() ? nullptr : &at->second;
   }
-  static const Value* get(const Dict& dict, const Text& key) {
-    for (const auto& item : dict) {
-      if (is_same(item.first, key)) return &item.second;
-    }
-    return nullptr;
+  static void put(Dict& dict, const Text& key, const Value& value) {
+    if (Value* const old = get(dict, key)) *old = value;
+    else dict.emplace_back(key, value);
   }
 
   // ---- what every value can be asked
@@ -94,113 +87,123 @@ class Values {
     }
   }
   static bool is_number(const Value& v) { return v.kind == Value::boolean || v.kind == Value::integer; }
-  bool equal(int line, const Value& a, const Value& b) {
-    spend(line, a.kind == Value::text ? int64_t(a.chars->size()) : 1);
+  bool equal(const Value& a, const Value& b) {
+    spend(a.kind == Value::text ? a.chars->size() : 1);
     if (is_number(a) && is_number(b)) return a.n == b.n;
     if (a.kind != b.kind) return false;
     if (a.kind == Value::text) return is_same(*a.chars, *b.chars);
     if (a.kind == Value::list) {
       return a.n == b.n && std::equal(a.elements->begin(), a.elements->end(), b.elements->begin(), b.elements->end(),
-                                      [&](const Value& x, const Value& y) { return equal(line, x, y); });
+                                      [&](const Value& x, const Value& y) { return equal(x, y); });
     }
     if (a.kind == Value::dict) {
       return a.entries->size() == b.entries->size() &&
              std::all_of(a.entries->begin(), a.entries->end(), [&](const auto& item) {
                const Value* const other = get(*b.entries, item.first);
-               return other != nullptr && equal(line, item.second, *other);
+               return other != nullptr && equal(item.second, *other);
              });
     }
-    return a.kind == Value::undefined || a.kind == Value::none || (a.attributes == b.attributes && a.body == b.body);
+    return a.kind == Value::undefined || a.kind == Value::none || (a.entries == b.entries && a.body == b.body);
   }
-  Text text_of(int line, const Value& v) {
+  Text text_of(const Value& v) const {
     switch (v.kind) {
       case Value::undefined: return {};
       case Value::none: return U"None";
       case Value::boolean: return v.n != 0 ? U"True" : U"False";
       case Value::integer: return wide(std::to_string(v.n));
       case Value::text: return *v.chars;
-      default: fail(line, std::string(name_of(v)) + " as a text is not supported");
+      default: fail(name_of(v) + " as a text is not supported");
     }
   }
-  static const char* name_of(const Value& v) {
-    const char* const names[] = {
-        "something undefined", "none",       "true or false", "a number", "a text", "a list", "a dict",
-        "a namespace",         "a function", "a macro"};
+  static std::string name_of(const Value& v) {
+    const char* const names[] = {"something undefined", "none", "true or false", "a number", "a text", "a list",
+                                 "a dict", "a namespace", "'loop' without an attribute", "a function", "a macro"};
     return names[v.kind];
   }
-  [[noreturn]] void wrong(int line, const std::string& what, const Value& v) {
-    fail(line, what + " of " + name_of(v) +
-                   (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
-                   " is not possible or not supported");
+  [[noreturn]] void wrong(const std::string& what, const Value& v) const {
+    fail(what + " of " + name_of(v) +
+         (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
+         " is not possible or not supported");
   }
   // What a loop goes over.
-  List elements(int line, const Value& v) {
+  List elements(const Value& v) {
     List out;
     if (v.kind == Value::list) out = *v.elements;
     else if (v.kind == Value::text) for (const char32_t c : *v.chars) out.push_back(Value::of(Text(1, c)));
     else if (v.kind == Value::dict) for (const auto& item : *v.entries) out.push_back(Value::of(item.first));
-    else if (v.kind != Value::undefined) wrong(line, "a loop over the elements", v);
-    spend(line, int64_t(out.size()));
+    else if (v.kind != Value::undefined) wrong("a loop over the elements", v);
+    spend(out.size());
     return out;
   }
-  int64_t length(int line, const Value& v) {
+  int64_t length(const Value& v) const {
     if (v.kind == Value::text) return int64_t(v.chars->size());
     if (v.kind == Value::list && v.n != Value::stream) return int64_t(v.elements->size());
     if (v.kind == Value::dict) return int64_t(v.entries->size());
-    if (v.kind != Value::undefined) wrong(line, "the length", v);
+    if (v.kind != Value::undefined) wrong("the length", v);
     return 0;
   }
-  bool contains(int line, const Value& all, const Value& one) {
-    if (all.kind == Value::list)
-      return std::any_of(all.elements->begin(), all.elements->end(),
-                         [&](const Value& v) { return equal(line, v, one); });
+  bool contains(const Value& all, const Value& one) {
+    const auto is_one = [&](const Value& v) { return equal(v, one); };
+    if (all.kind == Value::list) return std::any_of(all.elements->begin(), all.elements->end(), is_one);
     if (all.kind == Value::dict && one.kind == Value::text) return get(*all.entries, *one.chars) != nullptr;
     if (all.kind == Value::text && one.kind == Value::text)
-      return spend_search(line, *all.chars, *one.chars), find(*all.chars, *one.chars) != Text::npos;
-    if (all.kind != Value::undefined) wrong(line, "'in'", all);
+      return spend_search(*all.chars, *one.chars), find(*all.chars, *one.chars) != Text::npos;
+    if (all.kind != Value::undefined) wrong("'in'", all);
     return false;
   }
 
   // ---- parts of values
 
-  Value attribute(int line, const Value& of, const std::string& name) {
-    if (of.kind == Value::undefined) wrong(line, "the attribute '" + shown(name) + "'", of);
-    const bool has_own =
-        of.kind == Value::dict ? is_dict_method(name) : of.kind != Value::space && of.kind != Value::none;
-    if (name[0] == '_' || has_own) fail(line, "'" + shown(name) + "' of " + name_of(of) + " is not supported here");
-    const Value* const found = of.kind == Value::dict    ? get(*of.entries, wide(name))
-                               : of.kind == Value::space ? get(*of.attributes, wide(name))
-                                                         : nullptr;
+  Value attribute(const Value& of, const std::string& name) const {
+    if (of.kind == Value::undefined) wrong("the attribute '" + shown(name) + "'", of);
+    if (of.kind == Value::loop) return of_loop(of, name);
+    // What Python's dicts have: asking for one of these is not asking for an entry.
+    const bool method = is_one_of(" clear copy fromkeys get items keys pop popitem setdefault update values ", name);
+    const bool has_own = of.kind == Value::dict ? method : of.kind != Value::space && of.kind != Value::none;
+    if (name[0] == '_' || has_own) fail("'" + shown(name) + "' of " + name_of(of) + " is not supported here");
+    const Value* const found = of.entries != nullptr ? get(*of.entries, wide(name)) : nullptr;
     return found != nullptr ? *found : nothing(name);
   }
-  void check_indexed(int line, const Value& v) {
-    if (v.kind == Value::list && v.n >= Value::view)
-      fail(line, "an element of what a filter or a method makes, without 'list' behind it, is not supported");
+  Value of_loop(const Value& loop, const std::string& name) const {
+    const auto at = loop.n, n = int64_t(loop.elements->size());
+    if (name == "first") return Value::of(at == 0);
+    if (name == "last") return Value::of(at == n - 1);
+    if (name == "previtem") return at > 0 ? (*loop.elements)[size_t(at) - 1] : nothing("loop.previtem");
+    if (name == "nextitem") return at < n - 1 ? (*loop.elements)[size_t(at) + 1] : nothing("loop.nextitem");
+    const std::map<std::string, int64_t> numbers{
+        {"index", at + 1}, {"index0", at}, {"revindex", n - at}, {"revindex0", n - at - 1}, {"length", n}};
+    const auto number = numbers.find(name);
+    if (number == numbers.end()) fail("'loop." + shown(name) + "' is not supported");
+    return Value::of(Value::integer, number->second);
   }
-  Value item(int line, const Value& of, const Value& at) {
-    if (of.kind == Value::undefined) wrong(line, "an element", of);
+  void check_indexed(const Value& v) const {
+    if (v.kind == Value::list && v.n >= Value::view)
+      fail("an element of what a filter or a method makes, without 'list' behind it, is not supported");
+  }
+  Value item(const Value& of, const Value& at) const {
+    if (of.kind == Value::undefined) wrong("an element", of);
     if (at.kind == Value::text && of.kind == Value::dict) {
       if (const Value* const found = get(*of.entries, *at.chars)) return *found;
     }
     if (at.kind == Value::text)
-      return attribute(line, of, at.chars->empty() && of.kind != Value::text ? " " : narrow(*at.chars));
+      return attribute(of, at.chars->empty() && of.kind != Value::text ? " " : narrow(*at.chars));
     if (!is_number(at) || (of.kind != Value::list && of.kind != Value::text)) return nothing("an element");
-    check_indexed(line, of);
-    const int64_t n = length(line, of), i = at.n < 0 ? at.n + n : at.n;
+    check_indexed(of);
+    const int64_t n = length(of), i = at.n < 0 ? at.n + n : at.n;
     if (i < 0 || i >= n) return nothing("element " + std::to_string(at.n));
     return of.kind == Value::list ? (*of.elements)[size_t(i)] : Value::of(Text(1, (*of.chars)[size_t(i)]));
   }
 
   // ---- operators
 
-  bool compare(int line, const std::string& sign, const Value& a, const Value& b) {
-    if (sign == "in" || sign == "not in") return contains(line, b, a) == (sign == "in");
+  bool compare(const std::string& sign, const Value& a, const Value& b) {
+    if (sign == "in" || sign == "not in") return contains(b, a) == (sign == "in");
     for (const Value* v : {&a, &b}) {
-      if (v->kind == Value::list && v->n >= Value::view) wrong(line, "'" + sign + "'", *v);
+      if (v->kind == Value::list && v->n >= Value::view) wrong("'" + sign + "'", *v);
     }
-    if (sign == "==" || sign == "!=") return equal(line, a, b) == (sign == "==");
+    if (sign == "==" || sign == "!=") return equal(a, b) == (sign == "==");
     const bool texts = a.kind == Value::text && b.kind == Value::text;
-    if (!texts && !(is_number(a) && is_number(b))) wrong(line, "'" + sign + "'", is_number(a) ? b : a);
+    if (!texts && !(is_number(a) && is_number(b))) wrong("'" + sign + "'", is_number(a) ? b : a);
     const auto plain = [](Text t) {
       for (char32_t& c : t) c &= kCharacter;
       return t;
@@ -208,14 +211,13 @@ class Values {
     const int order = texts ? plain(*a.chars).compare(plain(*b.chars)) : a.n < b.n ? -1 : a.n > b.n;
     return sign == "<" ? order < 0 : sign == "<=" ? order <= 0 : sign == ">" ? order > 0 : order >= 0;
   }
-  Value arithmetic(int line, const std::string& sign, const Value& a, const Value& b) {
+  Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
+    const std::string quoted = "'" + sign + "'";
     if (is_number(a) && is_number(b)) {
       int64_t n = 0;
-      const bool divides = sign == "//" || sign == "%";
-      if (divides && b.n == 0) fail(line, "a division by zero");
-      if (divides && b.n == -1)
-        return sign == "%" ? Value::of(Value::integer, 0) : arithmetic(line, "-", Value::of(Value::integer, 0), a);
-      if (divides) {
+      if (sign == "//" || sign == "%") {
+        if (b.n == 0) fail("a division by zero");
+        if (b.n == -1) return sign == "%" ? Value::of(Value::integer) : arithmetic("-", Value::of(Value::integer), a);
         const int64_t rest = a.n % b.n,
                       low = rest != 0 && (rest < 0) != (b.n < 0) ? 1 : 0;  // as Python, towards minus infinity
         return Value::of(Value::integer, sign == "%" ? rest + low * b.n : a.n / b.n - low);
@@ -224,19 +226,20 @@ class Values {
                         : sign == "-" ? __builtin_sub_overflow(a.n, b.n, &n)
                         : sign == "*" ? __builtin_mul_overflow(a.n, b.n, &n)
                                       : true;
-      if (over) fail(line, "'" + sign + "' of these numbers is not supported");
+      if (over) fail(quoted + " of these numbers is not supported");
       return Value::of(Value::integer, n);
     }
-    if (sign == "+" && a.kind == Value::text && b.kind == Value::text) return made(line, *a.chars + *b.chars);
+    if (sign == "+" && a.kind == Value::text && b.kind == Value::text) return made(*a.chars + *b.chars);
     if (sign == "+" && a.kind == Value::list && b.kind == Value::list && a.n == b.n && a.n <= Value::tuple) {
       List all = *a.elements;
       all.insert(all.end(), b.elements->begin(), b.elements->end());
-      return list_of(line, std::move(all), a.n);
+      return list_of(std::move(all), a.n);
     }
-    wrong(line, "'" + sign + "'", is_number(a) || (a.kind == Value::text && b.kind != Value::text) ? b : a);
+    wrong(quoted, is_number(a) || (a.kind == Value::text && b.kind != Value::text) ? b : a);
   }
 
-  int64_t work_ = 0;  // characters, elements and steps so far
+  size_t work_ = 0;  // characters, elements and steps so far
+  int line_ = 0;     // of the template
 };
 
 }  // namespace jinja
