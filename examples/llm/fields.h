@@ -25,16 +25,29 @@ class Fields {
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
   bool has(const std::string& name) const { return json_.contains(name); }  // be it null
+  auto items() const { return json_.items(); }
   // What changes nothing here.
   void ignore(std::initializer_list<const char*> names) const { read_.insert(names.begin(), names.end()); }
-  [[noreturn]] void refuse(const std::string& name, const std::string& why) const {
-    throw Error(what_ + ": " + name + ": " + why);
-  }
+  const std::string& what() const { return what_; }
+  [[noreturn]] void refuse(const std::string& why) const { throw Error(what_ + ": " + why); }
+  [[noreturn]] void refuse(const std::string& name, const std::string& why) const { refuse(shown(name) + ": " + why); }
 
-  int64_t integer(const std::string& name, int64_t low, int64_t high) const {
-    if (find(name) == nullptr) refuse(name, "missing");
-    return integer(name, low, high, 0);
+  // Those that must be there.
+  const Json& at(const std::string& name) const {
+    const Json* const value = find(name);
+    if (value == nullptr) refuse(name, "missing");
+    return *value;
   }
+  Fields object(const std::string& name) const { return Fields(at(name), what_ + ": " + shown(name)); }
+  const Json& list(const std::string& name) const {
+    if (!at(name).is_array()) refuse(name, "not a list");
+    return at(name);
+  }
+  std::string text(const std::string& name) const { return at(name), text(name, ""); }
+  int64_t integer(const std::string& name, int64_t low, int64_t high) const {
+    return integer_of(name, at(name), low, high);
+  }
+  // Those that may be missing.
   int64_t integer(const std::string& name, int64_t low, int64_t high, int64_t otherwise) const {
     const Json* const value = find(name);
     return value == nullptr ? otherwise : integer_of(name, *value, low, high);
@@ -69,11 +82,8 @@ class Fields {
     return value->get<std::string>();
   }
   std::vector<double> numbers(const std::string& name) const {
-    const Json* const value = find(name);
-    if (value == nullptr) refuse(name, "missing");
-    if (!value->is_array()) refuse(name, "not a list");
     std::vector<double> out;
-    for (const Json& x : *value) {
+    for (const Json& x : list(name)) {
       if (!x.is_number() || !(x.get<double>() > 0)) refuse(name, "not a list of positive numbers");
       out.push_back(x.get<double>());
     }
@@ -104,7 +114,7 @@ class Fields {
       const bool scale = says("scal"), share = says("pct") || says("percent") || says("ratio") || says("factor");
       const bool one = value == 1 && (scale || share), off = value == false && (scale || name.rfind("no_", 0) == 0);
       const bool changes = known != neutral.end() ? value != known->second : !one && !off;
-      if (changes) refuse(shown(name), shown(value.dump()) + " is not supported for this architecture");
+      if (changes) refuse(name, shown(value.dump()) + " is not supported for this architecture");
       ignore({name.c_str()});
     }
   }
