@@ -1,5 +1,6 @@
 // The tokenizer of a directory: its own file, and what the files beside it say of it.
 #include <algorithm>
+#include <sstream>
 
 #include "tokenizer/parts.h"
 
@@ -10,33 +11,24 @@ namespace {
 constexpr const char* kQwen2Words =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-Json object_in(const std::string& path) {
-  const Json json = read_json(path);
-  if (!json.is_object()) throw Error(path + ": not an object");
-  return json;
-}
-
 // What is a text, or an object with a text.
 const Json* content_of(const Json& json) {
-  const Json* const text = json.is_object() ? part_of(json, "content") : &json;
-  return text != nullptr && text->is_string() ? text : nullptr;
+  const Json& text = json.is_object() && json.contains("content") ? json["content"] : json;
+  return text.is_string() ? &text : nullptr;
 }
 
 // The class that transformers has for the tokenizer, without the "Fast" at its end: tokenizer_config.json or
 // config.json name it, or else it is the usual one of the architecture. Empty if nobody says.
-std::string class_of(const std::string& directory, const Json& config) {
+std::string class_of(const std::string& directory, const Fields& config) {
   const std::string path = directory + "/config.json";
-  const Json about = file_exists(path) ? object_in(path) : Json::object();
-  for (const Json* json : {&config, &about}) {
-    if (part_of(*json, "tokenizer_class") == nullptr) continue;
-    std::string name = text_of(*json, "tokenizer_class", json == &about ? path : directory + "/tokenizer_config.json");
-    if (name.size() > 4 && name.substr(name.size() - 4) == "Fast") name.erase(name.size() - 4);
-    return name;
-  }
-  const std::string type = part_of(about, "model_type") != nullptr ? text_of(about, "model_type", path) : "";
-  for (const char* name : {"llama", "mistral", "mixtral", "phi3"}) {
-    if (type == name) return "LlamaTokenizer";
-  }
+  const Json json = file_exists(path) ? read_json(path) : Json::object();
+  const Fields model(json, path);
+  std::string name = config.text("tokenizer_class", "");
+  if (name.empty()) name = model.text("tokenizer_class", "");
+  if (name.size() > 4 && name.substr(name.size() - 4) == "Fast") name.erase(name.size() - 4);
+  if (!name.empty()) return name;
+  const std::string type = model.text("model_type", "");
+  if (type == "llama" || type == "mistral" || type == "mixtral" || type == "phi3") return "LlamaTokenizer";
   if (starts_with(type, "gemma")) return "GemmaTokenizer";
   if (starts_with(type, "qwen2") || starts_with(type, "qwen3")) return "Qwen2Tokenizer";
   return type == "gpt2" ? "GPT2Tokenizer" : "";
@@ -56,13 +48,12 @@ int32_t number_in(const std::string& text, const std::string& what) {
 }  // namespace
 
 // A vocabulary and merges alone do not say how words are split.
-void Tokenizer::read_vocabulary(const std::string& directory, const Json& config, const std::string& type) {
+void Tokenizer::read_vocabulary(const std::string& directory, const Fields& config, const std::string& type) {
   Json json = {
       {"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
       {"added_tokens", Json::array()}};
   if (type.empty() || type == "GPT2Tokenizer") {
-    const bool space = flag_of(config, "add_prefix_space", false, directory + "/tokenizer_config.json");
-    json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", space}};
+    json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", config.flag("add_prefix_space", false)}};
   } else if (type == "Qwen2Tokenizer") {
     const Json words = {{"type", "Split"}, {"pattern", {{"Regex", kQwen2Words}}}, {"behavior", "Isolated"}},
                bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
@@ -72,13 +63,10 @@ void Tokenizer::read_vocabulary(const std::string& directory, const Json& config
     throw Error(directory + ": how a " + shown(type) + " splits words is known from its tokenizer.json or " +
                 "tokenizer.model, and there are only vocab.json and merges.txt");
   }
-  const std::string merges = read_file(directory + "/merges.txt");
-  for (size_t at = 0; at < merges.size();) {
-    const size_t end = std::min(merges.find('\n', at), merges.size());
-    std::string line = merges.substr(at, end - at);
+  std::istringstream merges(read_file(directory + "/merges.txt"));
+  for (std::string line; std::getline(merges, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty() && line.rfind("#version", 0) != 0) json["model"]["merges"].push_back(line);
-    at = end + 1;
+    if (!line.empty() && !starts_with(line, "#version")) json["model"]["merges"].push_back(line);
   }
   const Json& vocabulary = json["model"]["vocab"];
   if (vocabulary.is_object() && vocabulary.contains("<|endoftext|>"))
@@ -90,16 +78,15 @@ void Tokenizer::read_vocabulary(const std::string& directory, const Json& config
 // Added tokens of the files beside the tokenizer's own. tokenizer.json has its own, which stay as they are there, and
 // those that it lacks are added, as transformers does. Beside other files they are cut out of the text as it is
 // written, whether they are normalized or not, as by the tokenizers that read such files.
-void Tokenizer::read_added_beside(const std::string& directory, const Json& config, Source source) {
-  const std::string path = directory + "/tokenizer_config.json", older = directory + "/added_tokens.json";
+void Tokenizer::read_added_beside(const std::string& directory, const Fields& config, Source source) {
+  const std::string older = directory + "/added_tokens.json";
   const bool behind = source == Source::json;
-  std::set<std::string> special;
+  std::set<std::string> special, stay;
   for (const auto& item : special_names.items()) special.insert(item.value().get<std::string>());
-  const Json* const more = part_of(config, "additional_special_tokens");
+  const Json* const more = config.find("additional_special_tokens");
   for (const Json& item : more != nullptr && more->is_array() ? *more : Json::array()) {
     if (const Json* const text = content_of(item)) special.insert(text->get<std::string>());
   }
-  std::set<std::string> stay;
   if (behind) for (const Added& token : added_) stay.insert(token.text);
   const auto add = [&](const Added& token, const std::string& what) {
     if (!behind) {
@@ -116,31 +103,27 @@ void Tokenizer::read_added_beside(const std::string& directory, const Json& conf
     }
     add_added(token, what);
   };
-  if (const Json* const decoder = part_of(config, "added_tokens_decoder")) {
-    if (!decoder->is_object()) throw Error(path + ": added_tokens_decoder: not an object");
-    for (const auto& item : decoder->items()) {
-      const std::string what = path + ": added_tokens_decoder";
-      const Json& json = item.value();
-      if (!json.is_object()) throw Error(what + ": a token that is not an object");
-      const std::string text = text_of(json, "content", what);
-      const bool is_special = flag_of(json, "special", false, what) || special.count(text) > 0;
-      add({text, number_in(item.key(), what), is_special, behind && flag_of(json, "normalized", !is_special, what),
-           flag_of(json, "lstrip", false, what), flag_of(json, "rstrip", false, what),
-           flag_of(json, "single_word", false, what), ""},
-          what);
+  if (config.find("added_tokens_decoder") != nullptr) {
+    const Fields decoder = config.object("added_tokens_decoder");
+    for (const auto& item : decoder.items()) {
+      const Fields fields = decoder.object(item.key());
+      Added token = added_of(fields, number_in(item.key(), decoder.what()));
+      token.special = token.special || special.count(token.text) > 0;
+      token.normalized = behind && fields.flag("normalized", !token.special);
+      add(token, fields.what());
     }
   } else if (file_exists(older)) {
-    const Json tokens = object_in(older);
-    for (const auto& item : tokens.items()) {
+    const Json tokens = llm::read_json(older);
+    for (const auto& item : Fields(tokens, older).items()) {
       const bool is_special = special.count(item.key()) > 0;
-      add({item.key(), id_in(item.value(), older), is_special, behind && !is_special, false, false, false, ""}, older);
+      add({item.key(), id_in(item.value(), older), is_special, behind && !is_special}, older);
     }
   }
   // Pieces that tokenizer_config.json calls special.
   for (const std::string& text : special) {
     const auto known = [&](const Added& token) { return token.text == text; };
     if (std::none_of(added_.begin(), added_.end(), known) && id_of(text) >= 0)
-      add({text, id_of(text), true, false, false, false, false, ""}, path);
+      add({text, id_of(text), true}, config.what());
   }
   index_added();
 }
@@ -148,18 +131,17 @@ void Tokenizer::read_added_beside(const std::string& directory, const Json& conf
 // What is put around a text: add_bos_token and add_eos_token count with tokenizer.model, and with tokenizer.json where
 // the tokenizer is of Llama's kind; add_bos_token with GPT-2's two files, too. Elsewhere transformers does not read
 // them.
-void Tokenizer::read_ends_beside(const std::string& path, const Json& config, const std::string& type, Source source) {
+void Tokenizer::read_ends_beside(const Fields& config, const std::string& type, Source source) {
   const bool like_llama = source == Source::model || (source == Source::json && is_like_llama(type)),
-             like_gpt2 = source == Source::vocabulary && type != "Qwen2Tokenizer";
+             like_gpt2 = source == Source::vocabulary && type != "Qwen2Tokenizer", gemma = type == "GemmaTokenizer";
   const auto read = [&](const char* flag, const char* name, int32_t id, const char* usual, Ids& ends) {
-    if (part_of(config, flag) == nullptr) return;
+    if (config.find(flag) == nullptr) return;
     ends.clear();
-    if (!flag_of(config, flag, false, path)) return;
-    if (id < 0 && !config.contains(name)) id = id_of(usual);
-    if (id < 0) throw Error(path + ": " + flag + " is true, and there is no " + name);
+    if (!config.flag(flag, false)) return;
+    if (id < 0 && !config.has(name)) id = id_of(usual);
+    if (id < 0) config.refuse(std::string(flag) + " is true, and there is no " + name);
     ends = {id};
   };
-  const bool gemma = type == "GemmaTokenizer";
   if (source == Source::model && bos >= 0) before_ = {bos};
   if (like_llama) read("add_bos_token", "bos_token", bos, gemma ? "<bos>" : "<s>", before_);
   if (like_llama) read("add_eos_token", "eos_token", eos, gemma ? "<eos>" : "</s>", after_);
@@ -167,24 +149,25 @@ void Tokenizer::read_ends_beside(const std::string& path, const Json& config, co
 }
 
 Tokenizer::Tokenizer(const std::string& directory) {
-  const std::string path = directory + "/tokenizer_config.json";
-  const auto has = [&](const char* name) { return file_exists(directory + "/" + name); };
-  const bool configured = file_exists(path);
-  const Json config = configured ? object_in(path) : Json::object();
+  const auto path = [&](const char* name) { return directory + "/" + name; };
+  const auto has = [&](const char* name) { return file_exists(path(name)); };
+  const bool configured = has("tokenizer_config.json");
+  const Json json = configured ? llm::read_json(path("tokenizer_config.json")) : Json::object();
+  const Fields config(json, path("tokenizer_config.json"));
   const std::string type = class_of(directory, config);
   const Source source = has("tokenizer.json")    ? Source::json
                         : has("tokenizer.model") ? Source::model
                                                  : Source::vocabulary;
   if (source == Source::json)
-    read_json(llm::read_json(directory + "/tokenizer.json"), directory + "/tokenizer.json");
+    read_json(llm::read_json(path("tokenizer.json")), path("tokenizer.json"));
   else if (source == Source::model)
-    read_model(read_file(directory + "/tokenizer.model"), directory + "/tokenizer.model");
+    read_model(read_file(path("tokenizer.model")), path("tokenizer.model"));
   else if (has("vocab.json"))
     read_vocabulary(directory, config, type);
   else
     throw Error(directory + ": has neither tokenizer.json nor tokenizer.model");
 
-  for (const auto& item : config.items()) {
+  for (const auto& item : json.items()) {
     const std::string& name = item.key();
     const Json* const text = content_of(item.value());
     if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr) special_names[name] = *text;
@@ -199,19 +182,20 @@ Tokenizer::Tokenizer(const std::string& directory) {
     if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
     if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
   }
-  read_ends_beside(path, config, type, source);
+  read_ends_beside(config, type, source);
   read_templates(directory, config);
 }
 
-void Tokenizer::read_templates(const std::string& directory, const Json& config) {
-  const std::string path = directory + "/tokenizer_config.json";
-  const Json* const all = part_of(config, "chat_template");
-  if (all != nullptr && !all->is_string() && !all->is_array())
-    throw Error(path + ": chat_template: neither a text nor a list of templates");
-  if (all != nullptr && all->is_string()) chat_templates["default"] = all->get<std::string>();
-  for (const Json& item : all != nullptr && all->is_array() ? *all : Json::array()) {
-    if (!item.is_object()) throw Error(path + ": chat_template: a list of something else than objects");
-    chat_templates[text_of(item, "name", path)] = text_of(item, "template", path);
+void Tokenizer::read_templates(const std::string& directory, const Fields& config) {
+  const Json* const all = config.find("chat_template");
+  if (all != nullptr && all->is_array()) {
+    for (const Json& item : *all) {
+      const Fields one(item, config.what() + ": chat_template");
+      chat_templates[one.text("name")] = one.text("template");
+    }
+  } else if (all != nullptr) {
+    if (!all->is_string()) config.refuse("chat_template", "neither a text nor a list of templates");
+    chat_templates["default"] = all->get<std::string>();
   }
   if (file_exists(directory + "/chat_template.jinja"))
     chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);

@@ -9,8 +9,6 @@ namespace llm {
 
 namespace {
 
-constexpr std::string_view kSign = "\xe2\x96\x81";  // SentencePiece's, for a space
-
 // GPT-2's names of bytes: those that can be printed are themselves, the others follow behind U+0100.
 std::unordered_map<uint32_t, char> bytes_by_name() {
   std::unordered_map<uint32_t, char> out;
@@ -47,7 +45,7 @@ std::string with_spaces(std::string_view text) {
   while (!text.empty()) {
     const bool sign = starts_with(text, kSign);
     out += sign ? ' ' : text[0];
-    text.remove_prefix(sign ? kSign.size() : 1);
+    text.remove_prefix(sign ? std::strlen(kSign) : 1);
   }
   return out;
 }
@@ -70,7 +68,8 @@ void Tokenizer::add_added(const Added& token, const std::string& what) {
 void Tokenizer::index_added() {
   tries_[0] = tries_[1] = {};
   for (Added& token : added_) {
-    if (token.match.empty()) token.match = token.normalized ? normalize(token.text) : token.text;
+    std::vector<size_t> none;
+    if (token.match.empty()) token.match = token.normalized ? normalize(token.text, none) : token.text;
     if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
   }
   for (size_t i = 0; i < added_.size(); ++i) {
@@ -82,59 +81,57 @@ void Tokenizer::index_added() {
   }
 }
 
-void Tokenizer::read_ends(const Json& json, const std::string& what) {
-  if (!json.is_object()) throw Error(what + ": not an object");
-  const std::string type = text_of(json, "type", what);
-  if (type == "Sequence") {
-    const Json* const list = part_of(json, "processors");
-    if (list == nullptr || !list->is_array()) throw Error(what + ": a Sequence of nothing");
-    for (const Json& item : *list) read_ends(item, what);
-  } else if (type == "TemplateProcessing") {
-    const Json *const single = part_of(json, "single"), *const special = part_of(json, "special_tokens");
-    if (single == nullptr || !single->is_array()) throw Error(what + ": no template for a single text");
-    bool behind = false;
-    for (const Json& item : *single) {
-      if (!item.is_object()) throw Error(what + ": a template of something else than objects");
-      if (item.contains("Sequence")) {
-        behind = true;
-        continue;
-      }
-      const Json* const token = part_of(item, "SpecialToken");
-      const Json* const entry = token != nullptr && token->is_object() && special != nullptr && special->is_object()
-                                    ? part_of(*special, text_of(*token, "id", what).c_str())
-                                    : nullptr;
-      const Json* const ids = entry != nullptr && entry->is_object() ? part_of(*entry, "ids") : nullptr;
-      if (ids == nullptr || !ids->is_array()) throw Error(what + ": a special token of the template is not defined");
-      for (const Json& id : *ids) (behind ? after_ : before_).push_back(id_in(id, what));
+int32_t id_in(const Json& json, const std::string& what) {
+  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens)
+    throw Error(what + ": not a token's number");
+  return json.get<int32_t>();
+}
+
+Tokenizer::Added added_of(const Fields& fields, int32_t id) {
+  const auto flag = [&](const char* name) { return fields.flag(name, false); };
+  return {fields.text("content"), id, flag("special"), flag("normalized"), flag("lstrip"), flag("rstrip"),
+          flag("single_word")};
+}
+
+// What is put before a text and behind it.
+void Tokenizer::read_ends(const Fields& fields, const std::string& type) {
+  if (type == "ByteLevel") return;
+  if (type != "TemplateProcessing") fields.refuse("the post-processor " + shown(type) + " is not supported");
+  Ids* ends = &before_;
+  for (const Json& json : fields.list("single")) {
+    const Fields item(json, fields.what());
+    if (item.has("Sequence")) {
+      ends = &after_;
+      continue;
     }
-  } else if (type != "ByteLevel") {
-    throw Error(what + ": the post-processor " + shown(type) + " is not supported");
+    const std::string token = item.object("SpecialToken").text("id");
+    for (const Json& id : fields.object("special_tokens").object(token).list("ids"))
+      ends->push_back(id_in(id, fields.what()));
   }
 }
 
 // Pieces of tokenizer.json, as bytes; returns them as the file spells them, as merges do.
-Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_level, bool fallback,
-                                          const std::string& what) {
+Tokenizer::Spelled Tokenizer::read_pieces(const Fields& model) {
   Spelled spelled;
+  const bool fallback = model.flag("byte_fallback", false);
   if (fallback) raw_bytes_.assign(256, -1);
+  const Fields vocabulary = model.object("vocab");
   for (const auto& item : vocabulary.items()) {
-    const int32_t id = id_in(item.value(), what);
+    const int32_t id = id_in(item.value(), vocabulary.what());
     spelled[item.key()] = id;
-    const std::string text = byte_level ? from_byte_names(item.key()) : item.key();
-    if (const int byte = fallback && !byte_level ? byte_of(text) : -1; byte >= 0) {
-      raw_bytes_[size_t(byte)] = id;
-      add_piece(std::string(1, char(byte)), id, what);
-      continue;
-    }
-    ids_[text] = id;
-    add_piece(text, id, what);
+    const int byte = fallback && !byte_level_ ? byte_of(item.key()) : -1;
+    const std::string text = byte >= 0     ? std::string(1, char(byte))
+                             : byte_level_ ? from_byte_names(item.key())
+                                           : item.key();
+    (byte >= 0 ? raw_bytes_[size_t(byte)] : ids_[text]) = id;
+    add_piece(text, id, model.what());
   }
   return spelled;
 }
 
-void Tokenizer::read_merges(const Json& merges, const Spelled& spelled, const std::string& what) {
+void Tokenizer::read_merges(const Fields& model, const Spelled& spelled) {
   int32_t rank = 0;
-  for (const Json& item : merges) {
+  for (const Json& item : model.list("merges")) {
     std::string left, right;
     if (item.is_string()) {
       const std::string both = item.get<std::string>();
@@ -145,64 +142,51 @@ void Tokenizer::read_merges(const Json& merges, const Spelled& spelled, const st
     }
     const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
     if (a == spelled.end() || b == spelled.end() || c == spelled.end())
-      throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
+      model.refuse("merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
     merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
   }
 }
 
-void Tokenizer::read_added(const Json& added, const std::string& what) {
-  if (!added.is_array()) throw Error(what + ": added_tokens: not a list");
-  for (const Json& item : added) {
-    if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
-    add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what),
-               flag_of(item, "normalized", false, what), flag_of(item, "lstrip", false, what),
-               flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""},
-              what);
-  }
-}
-
 void Tokenizer::read_json(const Json& json, const std::string& what) {
-  const Json* const model = json.is_object() ? part_of(json, "model") : nullptr;
-  if (model == nullptr || !model->is_object()) throw Error(what + ": no model");
-  const Json* const type = part_of(*model, "type");
-  if (type != nullptr && *type != "BPE") throw Error(what + ": the model " + shown(type->dump()) + " is not supported");
-  const Json *const vocabulary = part_of(*model, "vocab"), *const merges = part_of(*model, "merges");
-  if (vocabulary == nullptr || !vocabulary->is_object() || merges == nullptr || !merges->is_array())
-    throw Error(what + ": no vocab or no merges");
+  const Fields fields(json, what), model = fields.object("model");
+  const Json* const type = model.find("type");
+  if (type != nullptr && *type != "BPE") fields.refuse("the model " + shown(type->dump()) + " is not supported");
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (const Json* const value = part_of(*model, name); value != nullptr && *value != "" && *value != 0.0)
-      throw Error(what + ": " + name + " is not supported");
+    if (const Json* const value = model.find(name); value != nullptr && *value != "" && *value != 0.0)
+      model.refuse(name, "not supported");
   }
-  if (const Json* const steps = part_of(json, "normalizer")) read_steps(*steps, what, true);
-  if (const Json* const steps = part_of(json, "pre_tokenizer")) read_steps(*steps, what, false);
-  if (const Json* const ends = part_of(json, "post_processor")) read_ends(*ends, what);
+  const auto read = [&](const char* name, const char* list, Read one) {
+    if (const Json* const steps = fields.find(name)) read_steps(*steps, list, what, one);
+  };
+  read("normalizer", "normalizers", &Tokenizer::read_normalizer);
+  read("pre_tokenizer", "pretokenizers", &Tokenizer::read_splitter);
+  read("post_processor", "processors", &Tokenizer::read_ends);
+  fuse_unknown_ = model.flag("fuse_unk", false);
+  ignore_merges_ = model.flag("ignore_merges", false);
 
-  const bool byte_level = std::any_of(splitters_.begin(), splitters_.end(),
-                                      [](const auto& step) { return step->kind == Step::byte_level; });
-  kind_ = byte_level ? Kind::bytes : Kind::chars;
-  const bool fallback = flag_of(*model, "byte_fallback", false, what);
-  fuse_unknown_ = flag_of(*model, "fuse_unk", false, what);
-  ignore_merges_ = flag_of(*model, "ignore_merges", false, what);
-
-  const Spelled spelled = read_pieces(*vocabulary, byte_level, fallback, what);
-  read_merges(*merges, spelled, what);
-  if (const Json* const unknown = part_of(*model, "unk_token")) {
+  const Spelled spelled = read_pieces(model);
+  read_merges(model, spelled);
+  if (const Json* const unknown = model.find("unk_token")) {
     const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
     if (at != spelled.end()) unknown_ = at->second;
   }
   // How pieces are read back: a sign for spaces becomes one, and the first one of a text may not be its own.
-  if (!byte_level) {
+  if (!byte_level_) {
     for (std::string& piece : pieces_) piece = with_spaces(piece);
-    const Json* const decoder = part_of(json, "decoder");
+    const Json* const decoder = fields.find("decoder");
     const std::string all = decoder != nullptr ? decoder->dump() : "";
-    strip_first_space_ = all.find("\"Strip\"") != std::string::npos ||
-                         (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
+    const auto has = [&](const char* word) { return all.find(word) != std::string::npos; };
+    strip_first_space_ = has("\"Strip\"") || (has("\"Metaspace\"") && !has("\"never\""));
   }
-  if (const Json* const added = part_of(json, "added_tokens")) read_added(*added, what);
+  if (fields.find("added_tokens") != nullptr) {
+    for (const Json& item : fields.list("added_tokens")) {
+      const Fields token(item, what + ": added_tokens");
+      add_added(added_of(token, int32_t(token.integer("id", 0, kMostTokens - 1))), token.what());
+    }
+  }
   for (const Ids* ends : {&before_, &after_}) {
     for (const int32_t id : *ends) {
-      if (id >= size())
-        throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
+      if (id >= size()) fields.refuse("the post-processor puts the token " + std::to_string(id) + ", which is none");
     }
   }
   index_added();
@@ -264,43 +248,29 @@ struct PieceFile {
   std::string normalizer;
 
   PieceFile(const std::string& bytes, const std::string& what) {
-    each_field(bytes, what, [&](int field, uint64_t, std::string_view value) {
-      if (field == 1) add(value, what);
-      else if (field == 2) read_trainer(value, what);
-      else if (field == 3) read_normalizer(value, what);
+    each_field(bytes, what, [&](int part, uint64_t, std::string_view message) {
+      if (part == 1) all.emplace_back();
+      if (part < 1 || part > 3) return;
+      each_field(message, what, [&](int field, uint64_t n, std::string_view text) {
+        const auto is = [&](int a, int b) { return part == a && field == b; };
+        if (is(1, 1)) all.back().text = text;
+        if (is(1, 2) && text.size() == 4) std::memcpy(&all.back().score, text.data(), 4);
+        if (is(1, 3)) all.back().type = n;
+        if (is(2, 3)) model = n;
+        if (is(2, 40)) unknown = n;
+        if (is(2, 41)) bos_id = n;
+        if (is(2, 42)) eos_id = n;
+        if (is(3, 1)) normalizer = text;
+        if (is(3, 3)) dummy_prefix = n != 0;
+        if (is(3, 4)) extra_spaces = n != 0;
+        if (is(3, 5)) escape = n != 0;
+      });
     });
     if (all.empty()) throw Error(what + ": not a SentencePiece model");
     if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
     if (normalizer != "identity" || extra_spaces || !escape)
       throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
     if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
-  }
-
- private:
-  void add(std::string_view value, const std::string& what) {
-    Piece piece;
-    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
-      if (f == 1) piece.text = std::string(v);
-      if (f == 2 && v.size() == 4) std::memcpy(&piece.score, v.data(), 4);
-      if (f == 3) piece.type = n;
-    });
-    all.push_back(piece);
-  }
-  void read_trainer(std::string_view value, const std::string& what) {
-    each_field(value, what, [&](int f, uint64_t n, std::string_view) {
-      if (f == 3) model = n;
-      if (f == 40) unknown = n;
-      if (f == 41) bos_id = n;
-      if (f == 42) eos_id = n;
-    });
-  }
-  void read_normalizer(std::string_view value, const std::string& what) {
-    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
-      if (f == 1) normalizer = std::string(v);
-      if (f == 3) dummy_prefix = n != 0;
-      if (f == 4) extra_spaces = n != 0;
-      if (f == 5) escape = n != 0;
-    });
   }
 };
 
@@ -309,7 +279,6 @@ struct PieceFile {
 void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   const PieceFile file(bytes, what);
   const auto& all = file.all;
-  kind_ = Kind::chars;
   fuse_unknown_ = true;
   unknown_ = file.unknown < all.size() ? int32_t(file.unknown) : -1;
   bos = file.bos_id < all.size() ? int32_t(file.bos_id) : -1,
@@ -333,8 +302,7 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     // Those that users have defined are cut out of the text like added tokens, after normalization.
     if (piece.type == 4)
       add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
-    if (piece.type == 2 || piece.type == 3)
-      add_added({piece.text, int32_t(i), true, false, false, false, false, piece.text}, what);
+    if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true}, what);
   }
   // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
   std::vector<float> scores;
@@ -352,13 +320,10 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     }
   }
   // Spaces become signs, one before the text.
-  const auto step = [&](Step::Kind kind, const std::string& from) {
-    auto made = std::make_shared<Step>();
-    made->kind = kind, made->from = from, made->to = "\xe2\x96\x81";
-    normalizers_.push_back(made);
-  };
-  if (file.dummy_prefix) step(Step::prepend, ""), strip_first_space_ = true;
-  step(Step::replace, " ");
+  strip_first_space_ = file.dummy_prefix;
+  normalizers_.push_back([first = file.dummy_prefix](const std::string& text, Places& places) {
+    return replaced(first ? prepended(text, kSign, places) : text, {" ", {}, {}, {}}, kSign, places);
+  });
   index_added();
 }
 

@@ -88,19 +88,13 @@ class Translation {
       plain();
   }
   void open_group() {
-    bool caseless = caseless_.back();
     if (stands("(?i)") && at_ == 0) return caseless_[0] = true, take(4);
-    if (stands("(?i:"))
-      caseless = true, take(4);
-    else if (stands("(?<=") || stands("(?<!"))
-      take(4);
-    else if (stands("(?:") || stands("(?=") || stands("(?!") || stands("(?>"))
-      take(3);
-    else if (now(1) == '?' || now(1) == '*')
-      refuse(pattern_.substr(at_, 4));
-    else
-      take(1);
-    caseless_.push_back(caseless);
+    caseless_.push_back(caseless_.back() || stands("(?i:"));
+    for (const char* group : {"(?i:", "(?<=", "(?<!", "(?:", "(?=", "(?!", "(?>"}) {
+      if (stands(group)) return take(std::strlen(group));
+    }
+    if (now(1) == '?' || now(1) == '*') refuse(pattern_.substr(at_, 4));
+    take(1);
   }
   // {2}+ is no possessive form there, {2}? may be nothing at all, and {,2} is {0,2}.
   void repetition() {
@@ -117,16 +111,11 @@ class Translation {
     if (c == 0) refuse("\\", "at the end of a regular expression");
     if (caseless_.back() && std::strchr("pPwWx", c) != nullptr) refuse(pattern_.substr(at_, 2), "behind (?i");
     if (in_class_ && (c == 'S' || c == 'W')) refuse(pattern_.substr(at_, 2), "in a class of characters");
-    const std::string spaces = kSpaces, words = kWordCharacters;
-    if (c == 's')
-      put(in_class_ ? spaces : "[" + spaces + "]", 2);
-    else if (c == 'w')
-      put(in_class_ ? words : "[" + words + kWordNumbers + "]", 2);
-    else if (c == 'S')
-      put("[^" + spaces + "]", 2);
-    else if (c == 'W')
-      put("[^" + words + kWordNumbers + "]", 2);
-    else if (c == 'p' || c == 'P')
+    if (std::strchr("sSwW", c) != nullptr) {
+      const std::string words = std::string(kWordCharacters) + (in_class_ ? "" : kWordNumbers),
+                        set = c == 's' || c == 'S' ? kSpaces : words;
+      put(in_class_ ? set : (c == 's' || c == 'w' ? "[" : "[^") + set + "]", 2);
+    } else if (c == 'p' || c == 'P')
       property();
     else if (c == 'x' && (now(2) == '{' ||
                           (now(2) >= '0' && now(2) <= '7' && std::isxdigit(static_cast<unsigned char>(now(3))) != 0)))
@@ -157,49 +146,27 @@ class Translation {
 
 }  // namespace
 
-Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) {
+Pattern regex(const std::string& pattern, const std::string& what) {
   const std::string own = Translation(pattern, what).all();
   int error = 0;
   PCRE2_SIZE at = 0;
-  code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
-                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
-  if (code == nullptr) {
+  Pattern out;
+  out.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
+                               PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr),
+                 pcre2_code_free);
+  if (!out.code) {
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(error, text, sizeof(text));
     throw Error(what + ": the regular expression " + shown(pattern) + ": " + reinterpret_cast<const char*>(text));
   }
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it matching is slower
-  context = pcre2_match_context_create(nullptr);
-  stack = pcre2_jit_stack_create(32 << 10, 64 << 20, nullptr);
-  pcre2_jit_stack_assign(context, nullptr, stack);
+  pcre2_jit_compile(out.code.get(), PCRE2_JIT_COMPLETE);  // without it matching is slower
+  out.context.reset(pcre2_match_context_create(nullptr), pcre2_match_context_free);
+  out.stack.reset(pcre2_jit_stack_create(32 << 10, 64 << 20, nullptr), pcre2_jit_stack_free);
+  pcre2_jit_stack_assign(out.context.get(), nullptr, out.stack.get());
+  return out;
 }
 
-Tokenizer::Regex::~Regex() {
-  pcre2_code_free(code);
-  pcre2_match_context_free(context);
-  pcre2_jit_stack_free(stack);
-}
-
-std::string text_of(const Json& json, const char* name, const std::string& what) {
-  const auto at = json.find(name);
-  if (at == json.end() || !at->is_string()) throw Error(what + ": " + name + ": not a string");
-  return at->get<std::string>();
-}
-bool flag_of(const Json& json, const char* name, bool otherwise, const std::string& what) {
-  const auto at = json.find(name);
-  if (at == json.end() || at->is_null()) return otherwise;
-  if (!at->is_boolean()) throw Error(what + ": " + name + ": neither true nor false");
-  return at->get<bool>();
-}
-const Json* part_of(const Json& json, const char* name) {
-  const auto at = json.find(name);
-  return at == json.end() || at->is_null() ? nullptr : &*at;
-}
-int32_t id_in(const Json& json, const std::string& what) {
-  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens)
-    throw Error(what + ": not a token's number");
-  return json.get<int32_t>();
-}
+namespace {
 
 // utf8proc_map() takes the square of the length of a run of marks to sort it, and a text may be nothing else.
 std::string composed(std::string_view text, int options) {
@@ -225,85 +192,6 @@ std::string composed(std::string_view text, int options) {
   return out;
 }
 
-// A pattern is a text or a regular expression.
-void Tokenizer::read_pattern(Step& step, const Json& json, const std::string& what) {
-  const std::string type = text_of(json, "type", what);
-  const Json* const pattern = part_of(json, "pattern");
-  if (pattern == nullptr || !pattern->is_object()) throw Error(what + ": " + type + ": no pattern");
-  if (pattern->contains("Regex")) step.regex = std::make_shared<Regex>(text_of(*pattern, "Regex", what), what);
-  else step.from = text_of(*pattern, "String", what);
-  if (!step.regex && step.from.empty()) throw Error(what + ": " + type + ": an empty pattern");
-}
-
-void Tokenizer::read_normalizer(Step& step, const Json& json, const std::string& what) {
-  const std::string type = text_of(json, "type", what);
-  if (type == "NFC") step.kind = Step::nfc;
-  else if (type == "NFD") step.kind = Step::nfd;
-  else if (type == "NFKC") step.kind = Step::nfkc;
-  else if (type == "NFKD") step.kind = Step::nfkd;
-  else if (type == "Lowercase") step.kind = Step::lowercase;
-  else if (type == "Prepend") step.kind = Step::prepend, step.to = text_of(json, "prepend", what);
-  else if (type == "Replace")
-    step.kind = Step::replace, step.to = text_of(json, "content", what), read_pattern(step, json, what);
-  else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
-  if (step.to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
-}
-
-void Tokenizer::read_splitter(Step& step, const Json& json, const std::string& what) {
-  const std::string type = text_of(json, "type", what);
-  if (type == "Split") {
-    step.kind = Step::split;
-    read_pattern(step, json, what);
-    const std::string behavior = text_of(json, "behavior", what);
-    if (behavior == "Isolated") step.behavior = Step::isolated;
-    else if (behavior == "Removed") step.behavior = Step::removed;
-    else if (behavior == "MergedWithPrevious") step.behavior = Step::with_previous;
-    else if (behavior == "MergedWithNext") step.behavior = Step::with_next;
-    else throw Error(what + ": Split: the behavior " + shown(behavior) + " is not supported");
-    step.invert = flag_of(json, "invert", false, what);
-  } else if (type == "ByteLevel") {
-    step.kind = Step::byte_level;
-    step.prefix_space = flag_of(json, "add_prefix_space", true, what);
-    if (flag_of(json, "use_regex", true, what)) step.regex = std::make_shared<Regex>(kGpt2Words, what);
-  } else if (type == "Digits") {
-    step.kind = Step::digits;
-    step.individual = flag_of(json, "individual_digits", false, what);
-    step.regex = std::make_shared<Regex>(step.individual ? R"(\p{N})" : R"(\p{N}+)", what);
-  } else if (type == "Metaspace") {
-    step.kind = Step::metaspace;
-    step.to = text_of(json, "replacement", what);
-    if (step.to.empty() || length_at(step.to) != step.to.size())
-      throw Error(what + ": Metaspace: replacement: not one character");
-    const std::string scheme = json.contains("prepend_scheme")                 ? text_of(json, "prepend_scheme", what)
-                               : flag_of(json, "add_prefix_space", true, what) ? "always"
-                                                                               : "never";
-    if (scheme != "always" && scheme != "first" && scheme != "never")
-      throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
-    step.always = scheme == "always", step.first = scheme == "first";
-    step.whole = !flag_of(json, "split", true, what);
-  } else {
-    throw Error(what + ": the pre-tokenizer " + shown(type) + " is not supported");
-  }
-}
-
-void Tokenizer::read_steps(const Json& json, const std::string& what, bool normalizing) {
-  if (!json.is_object()) throw Error(what + ": not an object");
-  const std::string type = text_of(json, "type", what);
-  if (type == "Sequence") {
-    const Json* const list = part_of(json, normalizing ? "normalizers" : "pretokenizers");
-    if (list == nullptr || !list->is_array()) throw Error(what + ": a Sequence of nothing");
-    for (const Json& item : *list) read_steps(item, what, normalizing);
-    return;
-  }
-  if (normalizers_.size() + splitters_.size() >= 64)
-    throw Error(what + ": more than 64 normalizers and pre-tokenizers");
-  auto step = std::make_shared<Step>();
-  normalizing ? read_normalizer(*step, json, what) : read_splitter(*step, json, what);
-  (normalizing ? normalizers_ : splitters_).push_back(step);
-}
-
-namespace {
-
 // Characters that never join what is before them: ASCII, Chinese and Japanese ones and their punctuation, Hangul
 // syllables. There are others, which a text can do without.
 bool begins_anew(uint32_t c) {
@@ -313,13 +201,13 @@ bool begins_anew(uint32_t c) {
 
 // A normal form of a text, and its places. What stands behind the beginning of such a character is made on its own: so
 // the text before a place need not be made again for each.
-std::string composed_in_parts(std::string_view text, int options, std::vector<size_t>& places) {
+std::string composed_in_parts(std::string_view text, int options, Places& places) {
   std::string out;
   size_t done = 0, least = 0;
   for (size_t& place : places) {
     size_t safe = place;
-    while (safe > done && (safe == text.size() || (text[safe] & 0xc0) == 0x80 ||
-                           !begins_anew(code_point(text.substr(safe)))))
+    while (safe > done &&
+           (safe == text.size() || (text[safe] & 0xc0) == 0x80 || !begins_anew(code_point(text.substr(safe)))))
       --safe;
     out += composed(text.substr(done, safe - done), options);
     done = safe;
@@ -331,7 +219,7 @@ std::string composed_in_parts(std::string_view text, int options, std::vector<si
   return out;
 }
 
-std::string lowered(std::string_view text, std::vector<size_t>& places) {
+std::string lowered(std::string_view text, Places& places) {
   std::string out;
   auto place = places.begin();
   for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(length_at(rest))) {
@@ -344,47 +232,126 @@ std::string lowered(std::string_view text, std::vector<size_t>& places) {
   return out;
 }
 
+// A pattern is a text or a regular expression.
+Pattern pattern_of(const Fields& fields) {
+  const Fields pattern = fields.object("pattern");
+  const Pattern out =
+      pattern.has("Regex") ? regex(pattern.text("Regex"), fields.what()) : Pattern{pattern.text("String"), {}, {}, {}};
+  if (!out.given()) fields.refuse("an empty pattern");
+  return out;
+}
+
+// What is put into texts.
+std::string short_text(const Fields& fields, const char* name) {
+  const std::string text = fields.text(name);
+  if (text.size() > 256) fields.refuse(name, "a text of more than 256 bytes");
+  return text;
+}
+
 }  // namespace
 
-std::string Tokenizer::normalize(std::string_view text, std::vector<size_t>* given) const {
+std::string prepended(const std::string& text, const std::string& more, Places& places) {
+  for (size_t& place : places) place += place > 0 ? more.size() : 0;
+  return more + text;
+}
+
+std::string replaced(const std::string& text, const Pattern& pattern, const std::string& by, Places& places) {
+  std::string out;
+  size_t done = 0, at = 0;  // at: of the places
+  pattern.each(text, [&](size_t begin, size_t end) {
+    for (; at < places.size() && places[at] <= begin; ++at) places[at] = out.size() + places[at] - done;
+    out.append(text, done, begin - done);
+    // What is replaced belongs to a part that has some of it.
+    for (; at < places.size() && places[at] < end; ++at)
+      places[at] = std::max(out.size() + (at % 2 == 1 ? by.size() : 0), at > 0 ? places[at - 1] : 0);
+    out.append(by);
+    done = end;
+  });
+  for (; at < places.size(); ++at) places[at] = out.size() + places[at] - done;
+  return out.append(text, done, std::string::npos);
+}
+
+// ---- what a file says of them ---------------------------------------------------------------------------------------
+
+void Tokenizer::read_normalizer(const Fields& fields, const std::string& type) {
+  static const std::map<std::string, int> forms{{"NFC", UTF8PROC_COMPOSE},
+                                                {"NFD", UTF8PROC_DECOMPOSE},
+                                                {"NFKC", UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+                                                {"NFKD", UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}};
+  if (const auto form = forms.find(type); form != forms.end()) {
+    normalizers_.push_back([options = form->second](const std::string& text, Places& places) {
+      return composed_in_parts(text, options, places);
+    });
+  } else if (type == "Lowercase") {
+    normalizers_.push_back(lowered);
+  } else if (type == "Prepend") {
+    normalizers_.push_back([more = short_text(fields, "prepend")](const std::string& text, Places& places) {
+      return prepended(text, more, places);
+    });
+  } else if (type == "Replace") {
+    normalizers_.push_back(
+        [pattern = pattern_of(fields), by = short_text(fields, "content")](const std::string& text, Places& places) {
+          return replaced(text, pattern, by, places);
+        });
+  } else {
+    fields.refuse("the normalizer " + shown(type) + " is not supported");
+  }
+}
+
+void Tokenizer::read_splitter(const Fields& fields, const std::string& type) {
+  Splitter step;
+  if (type == "Split") {
+    static const std::map<std::string, Splitter::Behavior> behaviors{{"Isolated", Splitter::isolated},
+                                                                     {"Removed", Splitter::removed},
+                                                                     {"MergedWithPrevious", Splitter::with_previous},
+                                                                     {"MergedWithNext", Splitter::with_next}};
+    step.pattern = pattern_of(fields);
+    const std::string behavior = fields.text("behavior");
+    if (behaviors.count(behavior) == 0) fields.refuse("Split: the behavior " + shown(behavior) + " is not supported");
+    step.behavior = behaviors.at(behavior);
+    step.invert = fields.flag("invert", false);
+  } else if (type == "ByteLevel") {
+    byte_level_ = true;
+    if (fields.flag("add_prefix_space", true)) step.sign = " ", step.always = true;
+    if (fields.flag("use_regex", true)) step.pattern = regex(kGpt2Words, fields.what());
+  } else if (type == "Digits") {
+    step.pattern = regex(fields.flag("individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)", fields.what());
+  } else if (type == "Metaspace") {
+    step.sign = fields.text("replacement");
+    if (step.sign.empty() || length_at(step.sign) != step.sign.size())
+      fields.refuse("Metaspace: replacement: not one character");
+    const std::string scheme =
+        fields.text("prepend_scheme", fields.flag("add_prefix_space", true) ? "always" : "never");
+    if (scheme != "always" && scheme != "first" && scheme != "never")
+      fields.refuse("Metaspace: prepend_scheme: " + shown(scheme));
+    step.always = scheme == "always", step.first = scheme == "first";
+    if (fields.flag("split", true)) step.pattern.text = step.sign, step.behavior = Splitter::with_next;
+  } else {
+    fields.refuse("the pre-tokenizer " + shown(type) + " is not supported");
+  }
+  const bool does_something = !step.sign.empty() || step.pattern.given();
+  if (does_something) splitters_.push_back(std::make_shared<const Splitter>(step));
+}
+
+// A step, or a Sequence of some.
+void Tokenizer::read_steps(const Json& json, const char* list, const std::string& what, Read read) {
+  const Fields fields(json, what);
+  const std::string type = fields.text("type");
+  if (type == "Sequence") {
+    for (const Json& step : fields.list(list)) read_steps(step, list, what, read);
+    return;
+  }
+  (this->*read)(fields, type);
+  if (normalizers_.size() + splitters_.size() > 64) fields.refuse("more than 64 normalizers and pre-tokenizers");
+}
+
+// ---- what they do ---------------------------------------------------------------------------------------------------
+
+std::string Tokenizer::normalize(std::string_view text, Places& places) const {
   std::string out(text);
-  if (out.empty()) return out;
-  std::vector<size_t> none;
-  std::vector<size_t>& places = given != nullptr ? *given : none;
-  for (const auto& step : normalizers_) {
-    switch (step->kind) {
-      case Step::nfc: out = composed_in_parts(out, UTF8PROC_COMPOSE, places); break;
-      case Step::nfd: out = composed_in_parts(out, UTF8PROC_DECOMPOSE, places); break;
-      case Step::nfkc: out = composed_in_parts(out, UTF8PROC_COMPOSE | UTF8PROC_COMPAT, places); break;
-      case Step::nfkd: out = composed_in_parts(out, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, places); break;
-      case Step::lowercase: out = lowered(out, places); break;
-      case Step::prepend:
-        out = step->to + out;
-        for (size_t& place : places) place += place > 0 ? step->to.size() : 0;
-        break;
-      case Step::replace: {
-        std::string next;
-        size_t done = 0, at = 0;  // at: of the places
-        const auto put = [&](size_t begin, size_t end) {
-          for (; at < places.size() && places[at] <= begin; ++at) places[at] = next.size() + places[at] - done;
-          next.append(out, done, begin - done);
-          // What is replaced belongs to a part that has some of it.
-          for (; at < places.size() && places[at] < end; ++at)
-            places[at] = std::max(next.size() + (at % 2 == 1 ? step->to.size() : 0), at > 0 ? places[at - 1] : 0);
-          next.append(step->to);
-          done = end;
-        };
-        if (step->regex) step->regex->each(out, put);
-        else
-          for (size_t from = out.find(step->from); from != std::string::npos;
-               from = out.find(step->from, from + step->from.size()))
-            put(from, from + step->from.size());
-        for (; at < places.size(); ++at) places[at] = next.size() + places[at] - done;
-        out = next.append(out, done, std::string::npos);
-        break;
-      }
-      default: break;
-    }
+  if (text.empty()) return out;
+  for (const Normalizer& step : normalizers_) {
+    out = step(out, places);
     // No step that is meant seriously makes 32 bytes of one; a few that are not would fill the memory.
     if (out.size() > 32 * text.size() + 1024)
       throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " +
@@ -397,55 +364,38 @@ std::string Tokenizer::normalize(std::string_view text, std::vector<size_t>* giv
 void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out) const {
   if (word.empty()) return;
   if (index == splitters_.size()) return merge(word, out);
-  const Step& step = *splitters_[index];
-  if (step.kind == Step::metaspace) {
-    std::string text;
-    const bool marked = starts_with(word, step.to) || word[0] == ' ';
-    if (!marked && (step.always || (step.first && first))) text = step.to;
+  const Splitter& step = *splitters_[index];
+  std::string text;
+  if (!step.sign.empty()) {
+    const bool marked = word[0] == ' ' || starts_with(word, step.sign);
+    if (!marked && (step.always || (step.first && first))) text = step.sign;
     for (const char c : word) {
-      if (c == ' ') text += step.to;
+      if (c == ' ') text += step.sign;
       else text += c;
     }
-    if (step.whole) return split(text, index + 1, first, out);
-    for (size_t begin = 0; begin < text.size();) {  // each sign begins a word
-      size_t end =
-          text.find(step.to, begin + (starts_with(std::string_view(text).substr(begin), step.to) ? step.to.size() : 0));
-      if (end == std::string::npos) end = text.size();
-      split(std::string_view(text).substr(begin, end - begin), index + 1, first && begin == 0, out);
-      begin = end;
-    }
-    return;
+    word = text;
   }
-  std::string with_space;
-  if (step.kind == Step::byte_level && step.prefix_space && word[0] != ' ') {
-    with_space = " " + std::string(word);
-    word = with_space;
-  }
-  if (step.kind == Step::byte_level && !step.regex) return split(word, index + 1, first, out);
+  if (!step.pattern.given()) return split(word, index + 1, first, out);
 
   // Matches and what lies between them.
   std::vector<std::pair<size_t, bool>> ends;  // of each part; whether it is a match
   size_t done = 0;
-  const auto match = [&](size_t begin, size_t end) {
+  step.pattern.each(word, [&](size_t begin, size_t end) {
     if (begin > done) ends.emplace_back(begin, step.invert);
     ends.emplace_back(end, !step.invert);
     done = end;
-  };
-  if (step.regex) step.regex->each(word, match);
-  else
-    for (size_t at = word.find(step.from); at != std::string::npos; at = word.find(step.from, at + step.from.size()))
-      match(at, at + step.from.size());
+  });
   if (done < word.size()) ends.emplace_back(word.size(), step.invert);
   size_t begin = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const bool is_match = ends[i].second;
-    if (step.behavior == Step::removed && is_match) {
+    if (step.behavior == Splitter::removed && is_match) {
       begin = ends[i].first;
       continue;
     }
     const bool joins =
-        i + 1 < ends.size() && ((step.behavior == Step::with_previous && !is_match && ends[i + 1].second) ||
-                                (step.behavior == Step::with_next && is_match && !ends[i + 1].second));
+        i + 1 < ends.size() && ((step.behavior == Splitter::with_previous && !is_match && ends[i + 1].second) ||
+                                (step.behavior == Splitter::with_next && is_match && !ends[i + 1].second));
     if (joins) continue;
     split(word.substr(begin, ends[i].first - begin), index + 1, first && begin == 0, out);
     begin = ends[i].first;

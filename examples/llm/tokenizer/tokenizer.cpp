@@ -34,7 +34,7 @@ std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) cons
   const auto of_byte = [&](char c) { return raw_bytes_.empty() ? -1 : raw_bytes_[static_cast<unsigned char>(c)]; };
   bool after_unknown = false;
   while (!word.empty()) {
-    const std::string_view part = word.substr(0, kind_ == Kind::bytes ? 1 : length_at(word));
+    const std::string_view part = word.substr(0, byte_level_ ? 1 : length_at(word));
     const auto at = ids_.find(std::string(part));
     const bool known = at != ids_.end(),
                unknown = !known && std::any_of(part.begin(), part.end(), [&](char c) { return of_byte(c) < 0; });
@@ -108,18 +108,6 @@ size_t behind_spaces(std::string_view text, size_t at) {
 
 }  // namespace
 
-// f(tokens, end) wherever tokens end that begin at a place.
-template <class F>
-void Tokenizer::Trie::each(std::string_view text, size_t at, const F& f) const {
-  uint64_t node = 0;
-  while (at < text.size()) {
-    const auto found = next.find(node << 8 | static_cast<unsigned char>(text[at]));
-    if (found == next.end()) return;
-    node = found->second, ++at;
-    if (const auto tokens = ends.find(node); tokens != ends.end()) f(tokens->second, at);
-  }
-}
-
 bool Tokenizer::Origins::allow(const Added& token, size_t begin, size_t end) const {
   const auto at =
       std::partition_point(plain.begin(), plain.end(), [&](const Plain& part) { return part.end <= begin; });
@@ -136,12 +124,19 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !trie.ends.empty();) {
     const Added* found = nullptr;  // the longest that fits
-    trie.each(text, at, [&](const std::vector<size_t>& tokens, size_t end) {
-      const auto fits = std::find_if(tokens.begin(), tokens.end(), [&](size_t i) {
-        return origins.allow(added_[i], at, end) && !(added_[i].single_word && is_within_word(text, at, end));
-      });
-      if (fits != tokens.end()) found = &added_[*fits];
-    });
+    uint64_t node = 0;
+    for (size_t end = at; end < text.size();) {
+      const auto next = trie.next.find(node << 8 | static_cast<unsigned char>(text[end]));
+      if (next == trie.next.end()) break;
+      node = next->second, ++end;
+      const auto tokens = trie.ends.find(node);
+      for (size_t i = 0; tokens != trie.ends.end() && i < tokens->second.size(); ++i) {
+        const Added& token = added_[tokens->second[i]];
+        if (!origins.allow(token, at, end) || (token.single_word && is_within_word(text, at, end))) continue;
+        found = &token;
+        break;
+      }
+    }
     if (found == nullptr) {
       ++at;
       continue;
@@ -170,7 +165,7 @@ void Tokenizer::between(std::string_view text, size_t from, size_t to, bool norm
       inside.plain.push_back({0, 0, plain->by_model});
     }
   }
-  const std::string made = normalize(part, &places);
+  const std::string made = normalize(part, places);
   for (size_t i = 0; i < inside.plain.size(); ++i)
     inside.plain[i].begin = places[2 * i], inside.plain[i].end = places[2 * i + 1];
   segment(made, true, inside, first, out);

@@ -3,6 +3,7 @@
 // refused by name.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,6 +16,8 @@
 #include "tokenizer/utf8.h"
 
 namespace llm {
+
+class Fields;
 
 // A part of a text that came from elsewhere: special tokens in it are plain text, and so are other tokens that the
 // text's author uses for control, but for a model's own words, which may well be written in them.
@@ -30,7 +33,7 @@ class Tokenizer {
     std::string text;
     int32_t id = 0;
     bool special = false, normalized = false, left = false, right = false, single_word = false;
-    std::string match;  // what is looked for: text, or what the normalizer makes of it
+    std::string match{};  // what is looked for: text, or what the normalizer makes of it
   };
 
   // Of a directory. bos and eos by name come from tokenizer_config.json, and whether they are put around a text, if it
@@ -58,40 +61,35 @@ class Tokenizer {
   Json special_names = Json::object();  // bos_token and the like: what templates call them, and their texts
 
  private:
-  struct Step;  // of the normalizer or the pre-tokenizer
-  struct Regex;
   struct Origins {
     std::vector<Plain> plain;
     const std::set<int32_t>* control;
     bool allow(const Added& token, size_t begin, size_t end) const;  // that this part of the text is a token
   };
   struct Symbol;
-  enum class Kind { bytes, chars };
 
   Tokenizer() = default;
   void read_json(const Json& json, const std::string& what);
   void read_model(const std::string& bytes, const std::string& what);
-  // Of a directory (directory.cpp); type: what class_of() says.
+  // Of a directory (directory.cpp); config: tokenizer_config.json; type: what class_of() says.
   enum class Source { json, model, vocabulary };
-  void read_vocabulary(const std::string& directory, const Json& config, const std::string& type);
-  void read_added_beside(const std::string& directory, const Json& config, Source source);
-  void read_ends_beside(const std::string& path, const Json& config, const std::string& type, Source source);
-  void read_templates(const std::string& directory, const Json& config);
-  void read_steps(const Json& json, const std::string& what, bool normalizing);
-  static void read_pattern(Step& step, const Json& json, const std::string& what);
-  static void read_normalizer(Step& step, const Json& json, const std::string& what);
-  static void read_splitter(Step& step, const Json& json, const std::string& what);
-  void read_ends(const Json& json, const std::string& what);
+  void read_vocabulary(const std::string& directory, const Fields& config, const std::string& type);
+  void read_added_beside(const std::string& directory, const Fields& config, Source source);
+  void read_ends_beside(const Fields& config, const std::string& type, Source source);
+  void read_templates(const std::string& directory, const Fields& config);
+  using Read = void (Tokenizer::*)(const Fields& step, const std::string& type);
+  void read_steps(const Json& json, const char* list, const std::string& what, Read read);
+  void read_normalizer(const Fields& fields, const std::string& type);
+  void read_splitter(const Fields& fields, const std::string& type);
+  void read_ends(const Fields& fields, const std::string& type);
   using Spelled = std::unordered_map<std::string, int32_t>;
-  Spelled read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what);
-  void read_merges(const Json& merges, const Spelled& spelled, const std::string& what);
-  void read_added(const Json& added, const std::string& what);
+  Spelled read_pieces(const Fields& model);
+  void read_merges(const Fields& model, const Spelled& spelled);
   void add_piece(const std::string& text, int32_t id, const std::string& what);
   void add_added(const Added& token, const std::string& what);
   void index_added();
 
-  // places: where parts of the text begin and end, in order, and then where these do in what is made of it.
-  std::string normalize(std::string_view text, std::vector<size_t>* places = nullptr) const;
+  std::string normalize(std::string_view text, std::vector<size_t>& places) const;
   void segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const;
   void between(std::string_view text, size_t from, size_t to, bool normalized, const Origins& origins, bool first,
                Ids& out) const;
@@ -100,7 +98,7 @@ class Tokenizer {
   std::vector<Symbol> symbols_of(std::string_view word) const;
   void join(std::vector<Symbol>& symbols) const;
 
-  Kind kind_ = Kind::bytes;
+  bool byte_level_ = false;          // BPE of bytes, not of characters
   std::vector<std::string> pieces_;  // the bytes of each
   std::vector<bool> control_;        // special tokens: no text
   std::vector<int32_t> raw_bytes_;   // the token of each byte, or -1: byte fallback
@@ -117,11 +115,14 @@ class Tokenizer {
   struct Trie {
     std::unordered_map<uint64_t, uint64_t> next;
     std::unordered_map<uint64_t, std::vector<size_t>> ends;  // the tokens that end at a node
-    template <class F>
-    void each(std::string_view text, size_t at, const F& f) const;
   };
   Trie tries_[2];  // [1]: of those that are normalized
-  std::vector<std::shared_ptr<Step>> normalizers_, splitters_;
+  // Each makes another text of one. places: where parts of it begin and end, in order, and then where these do in what
+  // is made of it.
+  using Normalizer = std::function<std::string(const std::string& text, std::vector<size_t>& places)>;
+  std::vector<Normalizer> normalizers_;
+  struct Splitter;
+  std::vector<std::shared_ptr<const Splitter>> splitters_;
   std::vector<int32_t> before_, after_;
 };
 
