@@ -20,13 +20,11 @@ constexpr const char* kWordCharacters =
     "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
 constexpr const char* kWordNumbers = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
-bool can_be_compiled(const std::string& pattern) {
-  int error = 0;
+// nullptr, and the error, where it is wrong.
+std::shared_ptr<pcre2_code> compiled(const std::string& pattern, uint32_t options, int& error) {
   PCRE2_SIZE at = 0;
-  pcre2_code* const code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF, &error, &at, nullptr);
-  pcre2_code_free(code);
-  return code != nullptr;
+  const auto text = reinterpret_cast<PCRE2_SPTR>(pattern.data());
+  return {pcre2_compile(text, pattern.size(), PCRE2_UTF | options, &error, &at, nullptr), pcre2_code_free};
 }
 
 // A pattern for PCRE2 that means what Oniguruma, which the files are written for, understands by this one, in the
@@ -82,10 +80,8 @@ class Translation {
     if (stands("[:")) refuse(pattern_.substr(at_, pattern_.find(']', at_) - at_) + "]");
     if (now() == '[') throw Error(what_ + ": a class of characters within another one is not supported");
     if (stands("&&")) refuse("&&", "in a class of characters");
-    if (now() == ']')
-      in_class_ = false, take(1);
-    else
-      plain();
+    if (now() == ']') in_class_ = false;
+    plain();
   }
   void open_group() {
     if (stands("(?i)") && at_ == 0) return caseless_[0] = true, take(4);
@@ -133,7 +129,8 @@ class Translation {
     if (now(2) != '{' || end == std::string::npos) refuse(pattern_.substr(at_, 3));
     const std::string all = pattern_.substr(at_, end + 1 - at_), sign = now(3) == '^' ? "^" : "";
     const std::string script = all.substr(0, 3) + sign + "sc:" + all.substr(3 + sign.size());
-    put(all.size() > 6 + sign.size() && can_be_compiled(script) ? script : all, all.size());
+    int error = 0;
+    put(all.size() > 6 + sign.size() && compiled(script, 0, error) ? script : all, all.size());
   }
 
   const std::string& pattern_;
@@ -147,13 +144,9 @@ class Translation {
 }  // namespace
 
 Pattern regex(const std::string& pattern, const std::string& what) {
-  const std::string own = Translation(pattern, what).all();
-  int error = 0;
-  PCRE2_SIZE at = 0;
   Pattern out;
-  out.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
-                               PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr),
-                 pcre2_code_free);
+  int error = 0;
+  out.code = compiled(Translation(pattern, what).all(), PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, error);
   if (!out.code) {
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(error, text, sizeof(text));

@@ -1,5 +1,7 @@
 #include <utf8proc.h>
 
+#include <cstdlib>
+
 #include "tokenizer/utf8.h"
 
 namespace llm {
@@ -28,19 +30,7 @@ int character(std::string_view text) {
   return length;
 }
 
-constexpr const char* kReplacement = "\xef\xbf\xbd";
-
-// Appends the whole characters of text, and returns what is left: the beginning of one.
-std::string_view repair(std::string_view text, std::string& out) {
-  while (!text.empty()) {
-    const int n = character(text);
-    if (n == 0) break;
-    if (n > 0) out.append(text.substr(0, size_t(n)));
-    else out += kReplacement;
-    text.remove_prefix(size_t(n > 0 ? n : -n));
-  }
-  return text;
-}
+constexpr std::string_view kReplacement = "\xef\xbf\xbd";
 
 }  // namespace
 
@@ -86,16 +76,19 @@ std::string valid_utf8(std::string_view text) {
 }
 
 std::string Utf8Stream::add(std::string_view bytes) {
-  std::string all = held_, out;
-  all.append(bytes);
-  held_ = std::string(repair(all, out));
+  std::string out;
+  held_.append(bytes);
+  std::string_view rest = held_;
+  for (int n; !rest.empty() && (n = character(rest)) != 0; rest.remove_prefix(size_t(std::abs(n))))
+    out += n > 0 ? rest.substr(0, size_t(n)) : kReplacement;
+  held_ = std::string(rest);
   return out;
 }
 
 std::string Utf8Stream::end() {
   const bool open = !held_.empty();
   held_.clear();
-  return open ? kReplacement : "";
+  return std::string(open ? kReplacement : "");
 }
 
 }  // namespace llm
