@@ -156,8 +156,8 @@ TEST_CASE("attention in parts: many sequences") {
 
 // Sequences of one length that have blocks enough: the same blocks as without a workspace, and the same bits, as they
 // have in a ragged batch, whose blocks look for them.
-void check_nothing_is_cut(Tally& t, int64_t queries) {
-  AttentionCase c{{queries, queries, queries}, {1000, 1200, 0}, 32, 8, 128};
+void check_nothing_is_cut(Tally& t, int64_t queries, int64_t keys) {
+  AttentionCase c{{queries, queries, queries}, {keys, keys + 200, 0}, 32, 8, 128};
   c.aligned = true;
   const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
   const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
@@ -211,8 +211,8 @@ void check_nothing_is_cut(Tally& t, int64_t queries) {
 
 TEST_CASE("attention with a workspace where nothing is cut") {
   Tally t;
-  check_nothing_is_cut(t, 1100);  // each sequence has more blocks than run at a time
-  check_nothing_is_cut(t, 70);    // few, but the page table has no room for keys that are worth it
+  check_nothing_is_cut(t, 1100, 1000);  // each sequence has more blocks than run at a time
+  check_nothing_is_cut(t, 70, 400);     // few, but the page table has no room for keys that are worth it
   CHECK_TALLY(t);
 }
 
