@@ -31,6 +31,8 @@
 //   KERNELS_HD float sink(int64_t head) const;
 //   Status check(const AttentionShape& shape) const;
 //
+// A function by one of these names that is declared in another way does not compile: left out, it would mask nothing.
+//
 // For a single query, all keys in kv_range() are visible but those that visible() denies.
 #pragma once
 
@@ -261,33 +263,47 @@ struct is_score_pair : std::false_type {};
 template <class A, class B>
 struct is_score_pair<ScorePair<A, B>> : std::true_type {};
 
-KERNELS_DETECT(Transforms,
-               std::declval<const F&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))
+KERNELS_NAME_OF_FUNCTION(transform)
+KERNELS_NAME_OF_FUNCTION(visible)
+KERNELS_NAME_OF_FUNCTION(visible_keys)
+KERNELS_NAME_OF_FUNCTION(kv_range)
+KERNELS_NAME_OF_FUNCTION(sink)
+KERNELS_OPTIONAL(
+    Transforms, transform,
+    std::declval<const F&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()),
+    "template <int N> KERNELS_HD k::Pack<float, N> transform(k::Pack<float, N> logits, const k::ScoreAt& at) const")
 KERNELS_DETECT(HasPairs, std::declval<const F&>().has_pairs(kAny))
-KERNELS_DETECT(Masks, std::declval<const F&>().visible(std::declval<ScoreAt>()))
-KERNELS_DETECT(MasksRuns, std::declval<const F&>().visible_keys(std::declval<ScoreAt>()))
-KERNELS_DETECT(Ranges, std::declval<const F&>().kv_range(std::declval<ScoreQueries>()))
-KERNELS_DETECT(HasSink, std::declval<const F&>().sink(kAny))
+KERNELS_OPTIONAL(Masks, visible, std::declval<const F&>().visible(std::declval<ScoreAt>()),
+                 "KERNELS_HD bool visible(const k::ScoreAt& at) const")
+KERNELS_OPTIONAL(MasksRuns, visible_keys, std::declval<const F&>().visible_keys(std::declval<ScoreAt>()),
+                 "KERNELS_HD uint32_t visible_keys(const k::ScoreAt& at) const")
+KERNELS_OPTIONAL(Ranges, kv_range, std::declval<const F&>().kv_range(std::declval<ScoreQueries>()),
+                 "KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const")
+KERNELS_OPTIONAL(HasSink, sink, std::declval<const F&>().sink(kAny), "KERNELS_HD float sink(int64_t head) const")
 template <class A, class B>
-struct Transforms<ScorePair<A, B>> { static constexpr bool value = Transforms<A>::value || Transforms<B>::value; };
+struct Transforms<ScorePair<A, B>, false> {
+  static constexpr bool value = Transforms<A>::value || Transforms<B>::value;
+};
 template <class A, class B>
 struct HasPairs<ScorePair<A, B>> {
   static constexpr bool value = HasPairs<A>::value || HasPairs<B>::value;
 };
 template <class A, class B>
-struct Masks<ScorePair<A, B>> {
+struct Masks<ScorePair<A, B>, false> {
   static constexpr bool value = Masks<A>::value || Masks<B>::value;
 };
 template <class A, class B>
-struct MasksRuns<ScorePair<A, B>> {
+struct MasksRuns<ScorePair<A, B>, false> {
   static constexpr bool value = MasksRuns<A>::value || MasksRuns<B>::value;
 };
 template <class A, class B>
-struct Ranges<ScorePair<A, B>> {
+struct Ranges<ScorePair<A, B>, false> {
   static constexpr bool value = Ranges<A>::value || Ranges<B>::value;
 };
 template <class A, class B>
-struct HasSink<ScorePair<A, B>> { static constexpr bool value = HasSink<A>::value || HasSink<B>::value; };
+struct HasSink<ScorePair<A, B>, false> {
+  static constexpr bool value = HasSink<A>::value || HasSink<B>::value;
+};
 
 // Whether logits are changed, keys denied one by one, ranges of keys skipped, a sink added.
 template <class S>
@@ -408,10 +424,20 @@ struct Acts {
 };
 template <class A, class B>
 struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && Acts<B>::value; };
+// Whether it has one of the names at least: what is wrong with that is said by KERNELS_OPTIONAL.
+template <class S>
+struct NamesSome {
+  static constexpr bool value = names_transform<S>::value || names_visible<S>::value || names_visible_keys<S>::value ||
+                                names_kv_range<S>::value || names_sink<S>::value;
+};
+template <class A, class B>
+struct NamesSome<ScorePair<A, B>> {
+  static constexpr bool value = (Acts<A>::value || NamesSome<A>::value) && (Acts<B>::value || NamesSome<B>::value);
+};
 // Whether keys are denied to all who ask, and not only to those who ask for 32 at a time.
 template <class S>
 struct MasksAlike {
-  static constexpr bool value = Masks<S>::value || !MasksRuns<S>::value;
+  static constexpr bool value = Masks<S>::value || names_visible<S>::value || !MasksRuns<S>::value;
 };
 template <class A, class B>
 struct MasksAlike<ScorePair<A, B>> {
@@ -430,9 +456,9 @@ constexpr bool takes_score() {
   static_assert(
       score || is_map<S>,
       "there must be a score here (score.h): k::no_mask(), k::causal() ..., or one of your own, which derives from k::Score");
-  static_assert(
-      !score || Acts<S>::value,
-      "a score that would mask and change nothing: its transform, visible, kv_range or sink must be const and as score.h writes them");
+  static_assert(!score || Acts<S>::value || NamesSome<S>::value,
+                "a score that would mask and change nothing: it has neither transform, visible and kv_range nor sink, "
+                "as score.h writes them");
   static_assert(
       MasksAlike<S>::value,
       "a score with visible_keys() and without visible(): a single query, and the CPU, ask for one key at a time");
@@ -453,6 +479,7 @@ constexpr bool takes_view() {
   static_assert(
       view,
       "there must be a view of keys and values here (kv.h): k::dense_kv(k::nhd(...), k::nhd(...), lengths), k::ragged_kv, k::paged_kv, or one of your own, which derives from k::KvView");
+  if constexpr (view) (void)has_kv_alignment<Kv>::value;  // the CPU does not ask for it, and says what is wrong with it
   return view;
 }
 

@@ -129,8 +129,12 @@ Status check_largest_head(const AttentionShape& shape, const char* why) {
   return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid(why) : Status{};
 }
 
-KERNELS_DETECT(has_kv_check, std::declval<const F&>().check(kAny, kAny, kAny, kAny))
-KERNELS_DETECT(has_score_check, std::declval<const F&>().check(std::declval<const AttentionShape&>()))
+KERNELS_OPTIONAL(has_kv_check, check, std::declval<const F&>().check(kAny, kAny, kAny, kAny),
+                 "k::Status check(int64_t batch, int64_t heads, int64_t dim, int64_t v_dim) const")
+KERNELS_NAME(alignment)
+KERNELS_OPTIONAL(has_kv_alignment, alignment, std::declval<const F&>().alignment(), "int alignment() const")
+KERNELS_OPTIONAL(has_score_check, check, std::declval<const F&>().check(std::declval<const AttentionShape&>()),
+                 "k::Status check(const k::AttentionShape& shape) const")
 
 // `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
 template <class Q, class Kv, class Out, class S>

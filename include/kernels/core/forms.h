@@ -22,6 +22,50 @@ template <class... > using void_t = void;
   template <class F>                                                                  \
   struct name<F, void_t<decltype(expression)>> : std::true_type {};
 
+// A member that may be missing and is there in another form (not const, or with other parameters) would be left out as
+// if it were missing, and results would be wrong. So its name is looked for as well: in a class that inherits the name
+// once more it is ambiguous, whether it is private, overloaded or a template. What is final cannot be asked.
+struct Names {
+  int check, transform, visible, visible_keys, kv_range, sink, alignment;
+};
+template <class F, class = void>
+struct WithNames : Names {};
+template <class F>
+struct WithNames<F, void_t<decltype(sizeof(F)), std::enable_if_t<std::is_class<F>::value && !std::is_final<F>::value>>>
+    : F, Names {};
+
+// names_MEMBER<F>::value: whether F has anything of that name.
+#define KERNELS_NAME(member)                 \
+  template <class F, class = void>           \
+  struct names_##member : std::true_type {}; \
+  template <class F>                         \
+  struct names_##member<F, void_t<decltype(&WithNames<F>::member)>> : std::false_type {};
+// Whether it has anything but data of that name, where nobody would take data for the member.
+#define KERNELS_NAME_OF_FUNCTION(member)                                                                             \
+  KERNELS_NAME(member)                                                                                               \
+  template <class F>                                                                                                 \
+  struct names_##member<                                                                                             \
+      F, std::enable_if_t<!std::is_function<std::remove_reference_t<decltype((std::declval<F&>().member))>>::value>> \
+      : std::false_type {};
+
+// name<F>::value: whether F has the member in the form that the expression asks for. F with the name and another form
+// does not compile.
+#define KERNELS_OPTIONAL(name, member, expression, form)                           \
+  KERNELS_DETECT(name##_as_asked, expression)                                      \
+  template <class F>                                                               \
+  constexpr bool name##_is_missing() {                                             \
+    static_assert(!names_##member<F>::value, KERNELS_NOT_AS_ASKED(#member, form)); \
+    return true;                                                                   \
+  }                                                                                \
+  template <class F, bool = name##_as_asked<F>::value>                             \
+  struct name : std::true_type {};                                                 \
+  template <class F>                                                               \
+  struct name<F, false> : std::integral_constant<bool, !name##_is_missing<F>()> {};
+#define KERNELS_NOT_AS_ASKED(member, form) \
+  "the functor's " member " does not fit, and would be left out: it must be public, and declared as " form
+
+KERNELS_NAME_OF_FUNCTION(check)
+
 constexpr int64_t kAny = 0;
 KERNELS_DETECT(has_role, F::role)
 KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny))

@@ -49,8 +49,8 @@
 // FAILS DECODE_WORKSPACE_ALONE: there must be a score behind the shape
 // FAILS ATTENTION_TRUE: there must be a score here
 // FAILS ATTENTION_EMPTY: there must be a score here
-// FAILS ATTENTION_MISSPELLED: its transform, visible, kv_range or sink must be const
-// FAILS ATTENTION_MISSPELLED_PART: its transform, visible, kv_range or sink must be const
+// FAILS ATTENTION_MISSPELLED: declared as KERNELS_HD bool visible(const k::ScoreAt& at) const
+// FAILS ATTENTION_MISSPELLED_PART: declared as KERNELS_HD bool visible(const k::ScoreAt& at) const
 // FAILS ATTENTION_MASKED_IN_RUNS: a score with visible_keys() and without visible()
 // FAILS ATTENTION_MAP: a map where there must be a score
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
