@@ -26,7 +26,9 @@
 // engines run it once for each element where the row can be kept; docs/row_ops.md says where. Such functors are not
 // copied on the device, unless they have a `reload`.
 //
-// Optional members, all const:
+// Optional members, all const. A function by one of these names that is declared in another way does not compile, nor
+// does a max_pack that is a number: left out, it would let packs be too wide, or arguments go unchecked.
+//
 //   static constexpr Role role      what it is; without it, found out from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
@@ -178,9 +180,9 @@ KERNELS_HD decltype(auto) without_effects(const F& f) {
     return f.without_effects();
   } else {
     // Those of a source with load() alone are over when it has been fetched.
-    static_assert(
-        is_source<F> && !has_fetch<F>::value,
-        "what has effects would be applied twice: give it without_effects(), which returns the same functor without them");
+    static_assert((is_source<F> && !has_fetch<F>::value) || names_without_effects<F>::value,
+                  "what has effects would be applied twice: give it without_effects() const, which returns the same "
+                  "functor without them");
     return (f);
   }
 }
@@ -195,9 +197,9 @@ KERNELS_HD decltype(auto) second_pass(const F& f) {
   } else if constexpr (has_reload<F>::value) {
     return Reloaded<F>{{}, f};
   } else if constexpr (is_source<F>) {
-    static_assert(
-        !has_effects<F>,
-        "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
+    static_assert(names_reload<F>::value,
+                  "a source with effects would be read twice: give it reload<N>(row, col) const, or make its values "
+                  "without them and write these with tee()");
     return f;
   } else {
     return without_effects(f);
@@ -251,8 +253,15 @@ KERNELS_HD void put_if(std::true_type, const S& sink, const Pack<C, N>& v, int64
 }
 template <class S, class C, int N>
 KERNELS_HD void put_if(bool there, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
-  if constexpr (has_store_if<S>::value) sink.store_if(there, v, row, col);
-  else if (there) put(sink, v, row, col);
+  if constexpr (has_store_if<S>::value) {
+    sink.store_if(there, v, row, col);
+  } else {
+    static_assert(!names_store_if<S>::value || stores_doubles_if<S>::value,
+                  KERNELS_NOT_AS_ASKED("store_if",
+                                       "template <int N> KERNELS_HD void store_if(bool there, k::Pack<float, N> "
+                                       "values, int64_t row, int64_t col) const"));
+    if (there) put(sink, v, row, col);
+  }
 }
 
 // What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their
@@ -318,6 +327,9 @@ int max_pack_of(const F& f, int64_t cols = 1) {
   } else if constexpr (has_can_pack_row<F>::value) {
     F own = f;
     while (n > 1 && !can_pack_row<widest_of<F>()>(own, n, cols)) n /= 2;
+  } else {
+    static_assert(!names_CanPackAs<F>::value,
+                  KERNELS_NOT_AS_ASKED("CanPackAs", "bool CanPackAs(size_t n), as in OneFlow"));
   }
   return n;
 }

@@ -26,7 +26,9 @@ template <class... > using void_t = void;
 // if it were missing, and results would be wrong. So its name is looked for as well: in a class that inherits the name
 // once more it is ambiguous, whether it is private, overloaded or a template. What is final cannot be asked.
 struct Names {
-  int check, transform, visible, visible_keys, kv_range, sink, alignment;
+  int max_pack, check, reload, without_effects, widest, narrowest, takes_any_column, has_effects, wants_pairs;
+  int any_column, placed, whole, store_if, pair_at, pairs_within, CanPackAs;
+  int transform, visible, visible_keys, kv_range, sink, alignment;
 };
 template <class F, class = void>
 struct WithNames : Names {};
@@ -64,36 +66,63 @@ struct WithNames<F, void_t<decltype(sizeof(F)), std::enable_if_t<std::is_class<F
 #define KERNELS_NOT_AS_ASKED(member, form) \
   "the functor's " member " does not fit, and would be left out: it must be public, and declared as " form
 
+KERNELS_NAME(has_effects)
+KERNELS_NAME(widest)
+KERNELS_NAME(narrowest)
+KERNELS_NAME(max_pack)
+KERNELS_NAME(takes_any_column)
+KERNELS_NAME(wants_pairs)
+KERNELS_NAME_OF_FUNCTION(reload)
+KERNELS_NAME_OF_FUNCTION(without_effects)
+KERNELS_NAME_OF_FUNCTION(any_column)
+KERNELS_NAME_OF_FUNCTION(placed)
+KERNELS_NAME_OF_FUNCTION(whole)
 KERNELS_NAME_OF_FUNCTION(check)
-
+KERNELS_NAME_OF_FUNCTION(pair_at)
+KERNELS_NAME_OF_FUNCTION(pairs_within)
+KERNELS_NAME_OF_FUNCTION(store_if)
+KERNELS_NAME_OF_FUNCTION(CanPackAs)
 constexpr int64_t kAny = 0;
+template <int kValue>
+struct Number {};
+template <bool kValue>
+struct Flag {};
 KERNELS_DETECT(has_role, F::role)
 KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny))
 KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
-KERNELS_DETECT(declares_effects, F::has_effects)
-KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
+KERNELS_OPTIONAL(declares_effects, has_effects, Flag<F::has_effects>(), "static constexpr bool has_effects")
+KERNELS_OPTIONAL(has_reload, reload, std::declval<const F&>().template reload<1>(kAny, kAny),
+                 "template <int N> KERNELS_HD k::Pack<float, N> reload(int64_t row, int64_t col) const")
 KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
 KERNELS_DETECT(has_cached, std::declval<const F&>().cached())
-KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
-KERNELS_DETECT(has_widest, F::widest)
-KERNELS_DETECT(has_narrowest, F::narrowest)
-KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
-KERNELS_DETECT(has_takes_any_column, F::takes_any_column)
-KERNELS_DETECT(has_any_column, std::declval<const F&>().any_column())
-KERNELS_DETECT(has_placed, std::declval<const F&>().template placed<1>(kAny, kAny))
-KERNELS_DETECT(has_whole, std::declval<const F&>().whole())
+KERNELS_OPTIONAL(has_without_effects, without_effects, std::declval<const F&>().without_effects(),
+                 "KERNELS_HD auto without_effects() const")
+KERNELS_OPTIONAL(has_widest, widest, Number<F::widest>(), "static constexpr int widest")
+KERNELS_OPTIONAL(has_narrowest, narrowest, Number<F::narrowest>(), "static constexpr int narrowest")
+KERNELS_OPTIONAL(has_max_pack, max_pack, std::declval<const F&>().max_pack(), "int max_pack() const")
+KERNELS_OPTIONAL(has_takes_any_column, takes_any_column, Flag<F::takes_any_column>(),
+                 "static constexpr bool takes_any_column")
+KERNELS_OPTIONAL(has_any_column, any_column, std::declval<const F&>().any_column(), "auto any_column() const")
+KERNELS_OPTIONAL(has_placed, placed, std::declval<const F&>().template placed<1>(kAny, kAny),
+                 "template <int N> KERNELS_HD auto placed(int64_t row, int64_t col) const")
+KERNELS_OPTIONAL(has_whole, whole, std::declval<const F&>().whole(), "KERNELS_HD auto whole() const")
 KERNELS_DETECT(has_store_if, std::declval<const F&>().store_if(true, Pack<float, 1>(), kAny, kAny))
+KERNELS_DETECT(stores_doubles_if, std::declval<const F&>().store_if(true, Pack<double, 1>(), kAny, kAny))
 KERNELS_DETECT(has_leading, std::declval<const F&>().leading())
 KERNELS_DETECT(has_itself, std::declval<typename F::Itself>())
-KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
+KERNELS_OPTIONAL(has_check, check, std::declval<const F&>().check(kAny, kAny),
+                 "k::Status check(int64_t rows, int64_t cols) const")
 KERNELS_DETECT(has_at_row, std::declval<const F&>().at_row(kAny))
 KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
 KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny))
 KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
-KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
-KERNELS_DETECT(has_pair_at, std::declval<const F&>().pair_at(kAny))
-KERNELS_DETECT(has_pairs_within, std::declval<const F&>().pairs_within(kAny))
+KERNELS_OPTIONAL(has_wants_pairs, wants_pairs, Flag<F::wants_pairs>(), "static constexpr bool wants_pairs")
+KERNELS_OPTIONAL(has_pair_at, pair_at, std::declval<const F&>().pair_at(kAny),
+                 "KERNELS_HD k::detail::ColumnPair pair_at(int64_t col) const")
+KERNELS_OPTIONAL(has_pairs_within, pairs_within, std::declval<const F&>().pairs_within(kAny),
+                 "bool pairs_within(int64_t dim) const")
+// Not asked by name: a sink may have it on a condition, and writes the same without it.
 KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
 KERNELS_DETECT(has_can_pack_as, std::declval<F&>().CanPackAs(size_t(2)))
 KERNELS_DETECT(has_can_pack_row, std::declval<F&>().template CanPackAs<2>(kAny))
@@ -198,7 +227,7 @@ struct AnyPart<Is, Composed<Parts...>>
 // Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to
 // do instead.
 template <class F>
-struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload<F>::value> {};
+struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload_as_asked<F>::value> {};
 template <class F>
 constexpr bool loaded_once = AnyPart<IsLoadedOnce, F>::value;
 
@@ -253,13 +282,18 @@ constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
 // Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or
 // one of those that it is made of does.
-template <class F, bool = declares_effects<F>::value>
-struct Effects : has_reload<F> {};
+template <class F, bool = role_of<F>() != Role::none>
+struct OwnEffects : std::integral_constant<bool, declares_effects<F>::value || has_reload<F>::value> {};
+// Of what functors are made of, some things are no functors.
+template <class F>
+struct OwnEffects<F, false> : has_reload_as_asked<F> {};
+template <class F, bool = declares_effects_as_asked<F>::value>
+struct Effects : OwnEffects<F> {};
 template <class F>
 struct Effects<F, true> : std::integral_constant<bool, F::has_effects> {};
 template <template <class...> class F, class... Parts>
 struct Effects<F<Parts...>, false>
-    : std::integral_constant<bool, has_reload<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
+    : std::integral_constant<bool, OwnEffects<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
 template <class F>
 constexpr bool has_effects = Effects<F>::value;
 
