@@ -334,6 +334,103 @@ TEST_CASE("quantize: scales that are given, behind every operation") {
   CHECK_TALLY(t);
 }
 
+namespace {
+
+// Users' sinks that look at rows, and at groups of columns, first. Their states say nothing of how they begin.
+struct LargestFirst : k::Functor {
+  float *y, *most;
+  int64_t ld;
+  LargestFirst(float* to, float* largest, int64_t stride) : y(to), most(largest), ld(stride) {}
+
+  struct State {
+    float m;
+  };
+  float padding() const { return 0; }
+  template <int N>
+  void accumulate(State& s, const k::Pack<float, N>& v, int) const {
+    for (int i = 0; i < N; ++i) s.m = k::greater(s.m, k::magnitude(v.v[i]));
+  }
+  void merge(State& a, const State& b) const { a.m = k::greater(a.m, b.m); }
+  template <class Lanes>
+  State gather(const State& s, const Lanes& lanes) const {
+    return {lanes.max(s.m)};
+  }
+  float finish(const State& s) const { return 1 / s.m; }
+  void write_row(const State& s, int64_t row) const { most[row] = s.m; }
+  template <int N>
+  void store(const k::Pack<float, N>& v, float factor, int64_t row, int64_t col) const {
+    for (int i = 0; i < N; ++i) y[row * ld + col + i] = v.v[i] * factor;
+  }
+};
+struct LargestOfGroups : k::Functor {
+  static constexpr bool by_group = true;
+  float *y, *most;
+  int64_t ld, most_ld;
+  LargestOfGroups(float* to, int64_t stride, float* largest, int64_t largest_stride)
+      : y(to), most(largest), ld(stride), most_ld(largest_stride) {}
+
+  struct State {
+    float largest;
+    template <int N>
+    void take(const k::Pack<float, N>& v, int64_t) {
+      for (int i = 0; i < N; ++i) largest = k::greater(largest, k::magnitude(v.v[i]));
+    }
+    float finish() const { return 1 / largest; }
+  };
+  int group() const { return 100; }
+  void write_scale(const State& s, int64_t row, int64_t index) const { most[row * most_ld + index] = s.largest; }
+  template <int N>
+  void store(const k::Pack<float, N>& v, float factor, int64_t row, int64_t col) const {
+    for (int i = 0; i < N; ++i) y[row * ld + col + i] = v.v[i] * factor;
+  }
+};
+
+// Leaves numbers behind on the stack of each thread, where states will lie.
+void litter() {
+  k::detail::host::parallel(2, [](int) {
+    volatile float numbers[1 << 14];
+    for (volatile float& x : numbers) x = 1e30f;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("users' row sinks begin with states of zeros") {
+  struct {
+    int64_t rows, cols;
+  } const shapes[] = {{1, 1}, {1, 5003}, {1, 300000}, {7, 1001}, {3, 300000}, {500, 33}};
+  for (const auto& [rows, cols] : shapes) {
+    for (const int64_t group : {cols, int64_t(100)}) {
+      const int64_t groups = (cols + group - 1) / group;
+      std::vector<float> x(size_t(rows * cols)), y(x.size()), most(size_t(rows * groups)), want(most.size());
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < cols; ++c) {
+          const float value = float((r * 31 + c * 7919) % 4093 - 2000) / 4096;
+          x[size_t(r * cols + c)] = value;
+          float& largest = want[size_t(r * groups + c / group)];
+          largest = k::greater(largest, k::magnitude(value));
+        }
+      }
+      const auto in = k::load(x.data(), cols);
+      const auto copied = [&](const auto& sink) {
+        litter();
+        return k::cpu::copy(on_threads(2), in, sink, rows, cols);
+      };
+      const k::Status status = group == cols ? copied(LargestFirst(y.data(), most.data(), cols))
+                                             : copied(LargestOfGroups(y.data(), cols, most.data(), groups));
+      INFO(rows << " x " << cols << ", groups of " << group);
+      REQUIRE(status.ok());
+      CHECK(most == want);
+      bool right = true;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const size_t row = i / size_t(cols), col = i % size_t(cols);
+        right = right && y[i] == x[i] * (1 / want[row * size_t(groups) + col / size_t(group)]);
+      }
+      CHECK(right);
+    }
+  }
+}
+
 TEST_CASE("quantize: a row of zeros, and one with a NaN") {
   const int64_t cols = 100;
   Guarded<float> x(2, cols, cols), scales(2, 1, 1);

@@ -10,6 +10,7 @@
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
 //            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
 //            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h.
+//            A State that has seen nothing is State{}, with zeros where it says nothing else.
 //            With `static constexpr bool by_group = true`, one that needs a value per group of columns: group(), how
 //            many; State::take(Pack, col), State::largest, which is the larger of two, State::finish();
 //            write_scale(State, row, index of the group), store(Pack, finish(), row, col). quantize.h has one

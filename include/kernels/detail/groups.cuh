@@ -29,7 +29,7 @@ constexpr bool writes_packs = kPack >= narrowest_of<SinkEnd<Sink>>();
 template <class Sink, class C, int N>
 __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
   const int lanes = sink.group() / N, log2 = 31 - __clz(sink.group());
-  typename Sink::State state;
+  typename Sink::State state{};
   state.take(v, col);
   KERNELS_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -82,7 +82,7 @@ class GroupSink {
   template <class Value>
   __device__ __forceinline__ void write(const Place& at, const Value& value) const {
     const auto& map = sink_map(out_);
-    State state;
+    State state{};
     decltype(all_mapped(map, value, at, 0)) v{};
     if (at.has()) state.take(v = all_mapped(map, value, at, at.col), at.col);
     gather(state);
@@ -94,7 +94,7 @@ class GroupSink {
   __device__ __forceinline__ void write_twice(const Place& at, const Value& value, const Again& again) const {
     const auto& map = sink_map(out_);
     const auto& silent = without_effects(map);
-    State state;
+    State state{};
     each_pack(at, [&](Index col) { state.take(mapped(silent, value(col), at, col), col); });
     gather(state);
     KERNELS_ROLLED

@@ -217,7 +217,7 @@ class BlockTeam {
   template <class State, class Op, class L>
   static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*states)[kBytes], int count,
                                                        const L& lanes) {
-    State state;
+    State state{};
     if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(states[lanes.rank()], 8), sizeof(State));
     return op.gather(state, lanes);
   }

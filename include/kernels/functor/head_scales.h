@@ -67,7 +67,7 @@ template <class S>
 struct HeadScales<S, true> {
   // Packs of a head have no whole words of 4-bit codes.
   static constexpr bool finds = true, right = narrowest_of<S>() == 1;
-  typename S::State state;
+  typename S::State state{};
   KERNELS_HD LookAtHead<typename S::State> looking(const S&) { return LookAtHead<typename S::State>(&state); }
   KERNELS_HD WriteHead<S> knowing(const S& sink) const { return {sink, state.finish()}; }
   template <class Lanes>

@@ -243,7 +243,7 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
               auto) { put_group(sink, apply_map(map, linear(x), operands, row, col), row, col); },
           std::false_type());
   } else if constexpr (P::row_sink) {
-    typename P::End::State sink_state;
+    typename P::End::State sink_state{};
     const auto& first_map = [&]() -> decltype(auto) {
       if constexpr (kHolds) return (map);
       else return without_effects(map);

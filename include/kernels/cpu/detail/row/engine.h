@@ -46,7 +46,7 @@ inline int64_t dividing_groups(int64_t cols, int64_t group) {
 template <class Packs, class Sink, class Value, class Again>
 void quantize_group(const Packs& packs, const Sink& sink, int64_t row, int64_t index, int64_t begin, int64_t end,
                     const Value& value, const Again& again) {
-  typename Sink::State state;
+  typename Sink::State state{};
   packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(value(width, col), col); });
   sink.write_scale(state, row, index);
   const float found = state.finish();
@@ -333,7 +333,7 @@ class RowEngine {
   // Into a row sink, by way of where the row is kept. finished(begin): how to read what is finished of that block.
   template <class Finished>
   KERNELS_INLINE void write_kept(C* values, int64_t row, const Finished& finished) const {
-    typename decltype(end_)::State sink_state;
+    typename decltype(end_)::State sink_state{};
     each_block(0, p_.cols, [&](int64_t begin, int count) {
       fill(values + begin, begin, count, finished(begin));
       if constexpr (!by_group<typename P::Sink>) accumulate(sink_state, values + begin, count);
@@ -423,7 +423,7 @@ class RowEngine {
       const auto silent = read_again(without_effects(map_), row, all, linear);
       write_groups(row, team, silent, read_again(map_, row, all, linear));
     } else if constexpr (P::row_sink) {
-      typename decltype(end_)::State states[kMaxChunks], sink_state;
+      typename decltype(end_)::State states[kMaxChunks]{}, sink_state{};
       const auto silent = without_effects(map_);
       each_chunk(team, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
