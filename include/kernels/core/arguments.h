@@ -7,7 +7,7 @@
 
 #include <cstdio>
 
-#include "concepts.h"
+#include "row_sink.h"
 #include "workspace.h"
 
 KERNELS_BEGIN
@@ -62,7 +62,7 @@ constexpr bool takes_sink() {
       "the functor's store does not fit: it must be template <int N> void store(const Src* src, row, col), as in OneFlow, or store(Pack<C, N>, row, col) const");
   static_assert(pointer || other_store || !none,
                 "there must be a sink here: k::store(p, ld), with maps before it if wanted");
-  return is_sink<F>;
+  return is_sink<F> && RowSinkFits<F>::value;
 }
 
 }  // namespace detail

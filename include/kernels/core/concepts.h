@@ -7,13 +7,22 @@
 //                                                                 with fetch<N>(row, col)
 //   Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's, see below
-//   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
-//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
-//            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h.
-//            A State that has seen nothing is State{}, with zeros where it says nothing else.
-//            With `static constexpr bool by_group = true`, one that needs a value per group of columns: group(), how
-//            many; State::take(Pack, col), State::largest, which is the larger of two, State::finish();
-//            write_scale(State, row, index of the group), store(Pack, finish(), row, col). quantize.h has one
+//   RowSink  a Sink that needs one value per row first (an absolute maximum, say), with packs of float or of double:
+//              struct State                            State{}: nothing seen yet, zeros where it says nothing else
+//              float padding() const                   a value that does not change a state: for the CPU
+//              void accumulate<N>(State&, Pack<float, N>, int valid) const   `valid` values, with padding behind them
+//              void merge(State& into, const State& from) const
+//              State gather(const State&, const Lanes& lanes) const   of all lanes: lanes.sum(v), lanes.max(v)
+//              R finish(const State&) const            any type, once a row
+//              void write_row(const State&, int64_t row) const
+//              void store<N>(Pack<float, N>, R, int64_t row, int64_t col) const
+//            core/row_op.h says more of these, and docs/elementwise.md has one. With `static constexpr bool by_group =
+//            true`, one that needs a value per group of columns; quantize.h has one:
+//              int group() const                       how many columns
+//              void write_scale(const State&, int64_t row, int64_t index) const   index: of the group in its row
+//              void store<N>(Pack<float, N>, float, int64_t row, int64_t col) const
+//              State::take<N>(Pack<float, N>, int64_t col), float State::largest, the larger of two being that of
+//              both, and float State::finish() const, which store() is given
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so many
 // loads are in flight at once even when one of the maps also writes memory (tee).

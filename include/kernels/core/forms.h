@@ -27,7 +27,7 @@ template <class... > using void_t = void;
 // once more it is ambiguous, whether it is private, overloaded or a template. What is final cannot be asked.
 struct Names {
   int max_pack, check, reload, without_effects, widest, narrowest, takes_any_column, has_effects, wants_pairs;
-  int any_column, placed, whole, store_if, pair_at, pairs_within, CanPackAs;
+  int any_column, placed, whole, store_if, pair_at, pairs_within, CanPackAs, gather;
   int transform, visible, visible_keys, kv_range, sink, alignment;
 };
 template <class F, class = void>

@@ -26,7 +26,6 @@ constexpr void check_compute() {
 }
 
 // Sinks that see the values of a group of columns before they write it.
-KERNELS_DETECT(SinksGroups, F::by_group)
 template <class F>
 struct IsByGroup : SinksGroups<F> {};
 template <class F>

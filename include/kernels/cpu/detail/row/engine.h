@@ -459,6 +459,8 @@ Status run_rows(const cpu::Exec& cx, const Options& options, const Source& sourc
                 int64_t cols) {
   if constexpr (!takes_values<Source, Sink>()) {
     return not_compiled();
+  } else if constexpr (!takes_padding<SinkEnd<Sink>>()) {
+    return not_compiled();
   } else {
     bool empty = false;
     KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
