@@ -46,7 +46,8 @@ constexpr bool takes_source() {
       "the functor's load does not fit: it must be template <int N> void load(Dst* dst, row, col), as in OneFlow, or Pack<C, N> load(row, col) const");
   static_assert(pointer || other_load || !none,
                 "there must be a source here: k::load(p, ld), with maps behind it if wanted");
-  return is_source<F> && read;
+  if constexpr (is_source<F> && read) return ComputeType<F>::right;
+  else return false;
 }
 
 template <class F>

@@ -158,15 +158,26 @@ KERNELS_HD auto resolve(const S& source, const Fetched& fetched, int64_t row, in
   else return fetched;
 }
 
+template <class C>
+constexpr bool computes_in() {
+  constexpr bool right = std::is_same<C, float>::value || std::is_same<C, double>::value;
+  static_assert(right,
+                "values are computed in float or double: load gives Pack<float, N> or Pack<double, N>, made of other "
+                "types by k::convert<float>(pack)");
+  return right;
+}
+
 // The element type a source computes in. A OneFlow functor names it itself, and may be for the device only.
 template <class S, bool = oneflow_load<S>>
 struct ComputeType {
   using type = compute_t<typename load_form<S>::element>;
+  static constexpr bool right = true;
 };
 template <class S>
 struct ComputeType<S, false> {
   using type = typename decltype(resolve(std::declval<const S&>(), fetch<1>(std::declval<const S&>(), kAny, kAny), kAny,
                                          kAny))::value_type;
+  static constexpr bool right = computes_in<type>();
 };
 template <class S>
 using compute_type = typename ComputeType<S>::type;
