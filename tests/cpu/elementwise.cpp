@@ -116,6 +116,38 @@ TEST_CASE("the named gates") {
   CHECK(join(k::glu(k::relu2())) == 0.f);
 }
 
+namespace {
+
+// Maps of values that give another type than they are computed in.
+struct InFloats : k::Elementwise<InFloats> {
+  float operator()(float x) const { return x + 1; }
+};
+struct Whole : k::Elementwise<Whole> {
+  int operator()(float x) const { return int(x); }
+};
+struct InDoubles : k::Elementwise<InDoubles> {
+  double operator()(double x) const { return x / 3; }
+};
+
+}  // namespace
+
+TEST_CASE("maps of one's own that give other types") {
+  const float x[] = {1.5f, -2.25f, 3.75f, 1e6f, 0.1f};
+  const double precise[] = {1 + 1e-12, -2.25, 3.75, 1e6, 0.1};
+  constexpr int64_t n = 5;
+  float y[n];
+  double z[n];
+  const k::cpu::Exec cx = on_threads(1);
+  REQUIRE(k::cpu::copy(cx, k::load(x) | Whole() | InDoubles(), k::store(y), n).ok());
+  for (int i = 0; i < n; ++i) CHECK(y[i] == float(double(int(x[i])) / 3));
+  REQUIRE(k::cpu::copy(cx, k::load(precise) | InFloats(), k::store(z), n).ok());
+  for (int i = 0; i < n; ++i) CHECK(z[i] == double(float(precise[i]) + 1));
+  REQUIRE(k::cpu::copy(cx, k::load(precise) | InDoubles(), k::store(z), n).ok());
+  for (int i = 0; i < n; ++i) CHECK(z[i] == precise[i] / 3);
+  REQUIRE(k::cpu::copy(cx, k::gated(k::load(x), k::load(x)) | k::glu(Whole()), k::store(y), n).ok());
+  for (int i = 0; i < n; ++i) CHECK(y[i] == float(int(x[i])) * x[i]);
+}
+
 TEST_CASE("what copy refuses") {
   std::vector<float> memory(4096);
   float* const p = memory.data();

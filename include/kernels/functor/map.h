@@ -8,11 +8,20 @@ KERNELS_BEGIN
 namespace detail {
 // Packs are mapped with copies of a functor, which a state would not outlive.
 template <class F, class C>
-struct MapsValues {
-  static constexpr bool value = std::is_invocable<const F&, C>::value;
-  static_assert(value,
+constexpr bool maps_values() {
+  constexpr bool right = std::is_invocable_r<C, const F&, C>::value;
+  static_assert(right,
                 "a map of k::Elementwise has KERNELS_HD float operator()(float x) const: it must be const, as it keeps no state");
-};
+  return right;
+}
+template <class F, class C>
+struct MapsValues : std::integral_constant<bool, maps_values<F, C>()> {};  // functions of the device may not call that
+// A map of floats is given floats, also in rows of double; what it gives, of any type that becomes one, becomes C.
+template <class F, class C, int N>
+KERNELS_HD Pack<C, N> map_values(const F& f, const Pack<C, N>& v) {
+  if constexpr (std::is_same<std::invoke_result_t<const F&, C>, C>::value) return transform(v, f);
+  else return transform(v, [&f](C x) { return static_cast<C>(f(static_cast<float>(x))); });
+}
 }  // namespace detail
 
 template <class F>
@@ -21,7 +30,7 @@ struct Elementwise : Functor {
   static constexpr bool takes_any_column = true;
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const {
-    if constexpr (detail::MapsValues<F, C>::value) return transform(v, static_cast<const F&>(*this));
+    if constexpr (detail::MapsValues<F, C>::value) return detail::map_values(static_cast<const F&>(*this), v);
     else return v;
   }
 };

@@ -171,7 +171,7 @@ struct Glu : Functor {
   template <class C, int N>
   KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up, int64_t row, int64_t col) const {
     if constexpr (detail::MapsValues<Activation, C>::value)
-      return transform(mapped(gate_map, gate, row, col), activation) * mapped(up_map, up, row, col);
+      return detail::map_values(activation, mapped(gate_map, gate, row, col)) * mapped(up_map, up, row, col);
     else return up;
   }
   template <class S>
