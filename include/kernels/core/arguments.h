@@ -43,7 +43,7 @@ constexpr bool takes_source() {
                  other_load = none && (has_plain_load<F>::value || has_template_load<F>::value);
   static_assert(
       !other_load,
-      "the functor's load does not fit: it must be template <int N> void load(Dst* dst, row, col), as in OneFlow, or Pack<C, N> load(row, col) const");
+      "the functor's load does not fit: it must be template <int N> KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t col) const, or with double, or as in OneFlow template <int N> void load(Dst* dst, int64_t row, int64_t col)");
   static_assert(pointer || other_load || !none,
                 "there must be a source here: k::load(p, ld), with maps behind it if wanted");
   if constexpr (is_source<F> && read) return ComputeType<F>::right;
@@ -60,7 +60,7 @@ constexpr bool takes_sink() {
                  other_store = none && (has_plain_store<F>::value || has_template_store<F>::value);
   static_assert(
       !other_store,
-      "the functor's store does not fit: it must be template <int N> void store(const Src* src, row, col), as in OneFlow, or store(Pack<C, N>, row, col) const");
+      "the functor's store does not fit: it must be template <int N> KERNELS_HD void store(k::Pack<float, N> values, int64_t row, int64_t col) const, or with double, or as in OneFlow template <int N> void store(const Src* src, int64_t row, int64_t col)");
   static_assert(pointer || other_store || !none,
                 "there must be a sink here: k::store(p, ld), with maps before it if wanted");
   return is_sink<F> && RowSinkFits<F>::value;

@@ -305,6 +305,8 @@ A operator|(const A& a, const B&) {
   static_assert(scores || call || is_sink<A> || is_source<B>,
                 "operator| takes source | map, map | map and map | sink: one of these is none of them. A map of your own "
                 "derives from k::Functor and has template <int N> KERNELS_HD auto map(k::Pack<float, N> values, int64_t "
+                "row, int64_t col) const; a source has template <int N> KERNELS_HD k::Pack<float, N> load(int64_t row, "
+                "int64_t col) const; a sink has template <int N> KERNELS_HD void store(k::Pack<float, N> values, int64_t "
                 "row, int64_t col) const");
   return a;
 }
