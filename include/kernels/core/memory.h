@@ -116,7 +116,7 @@ KERNELS_HD T opaque(T p) {
 #endif
 }
 
-template <int N, Cache kCache, class T>
+template <int N, Cache kCache = Cache::keep, class T>
 KERNELS_HD Packed<T, N> read(const T* from) {
   Packed<T, N> out;
 #if defined(KERNELS_DEVICE_CODE)

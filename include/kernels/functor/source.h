@@ -35,6 +35,13 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 
 }  // namespace detail
 
+// For max_pack() of one's own: the widest pack that an address and a row stride allow, in elements, of up to 16 bytes
+// if nothing else is said. A stride of 0 allows all.
+template <class T>
+int aligned_pack(const T* p, int64_t ld, int widest = 16 / int(sizeof(T))) {
+  return detail::aligned_pack(p, ld, widest);
+}
+
 // A matrix whose packs begin at any column of its rows, but the first and the last. Placed, it is one row, from a few
 // bytes before its first column on: then packs, and the words that they lie in, are as far apart in all of it.
 template <class Src, class Dst>
