@@ -510,19 +510,21 @@ TEST_CASE("a composition is refused for the first of its wrong parts") {
   const auto in = k::load(x, 8);
   CHECK(reason(in | k::scale(2) | k::relu()) == "ok");
   CHECK(reason(k::load(none, 8) | k::add(k::row(none))) == "load: the pointer is null");
-  CHECK(reason(in | k::add(none)) == "the pointer to a vector is null");
-  CHECK(reason(in | k::scale(2) | k::mul(k::per_row(none)) | k::relu()) == "per_row: the vector's pointer is null");
-  CHECK(reason(in | k::add(k::load(x, -8) | k::scale(2))) == "load: the row stride is negative");
-  CHECK(reason(in | k::mask(k::load(none, 8))) == "load: the pointer is null");
-  CHECK(reason(in | k::affine(none)) == "the pointer to a vector is null");
-  CHECK(reason(in | k::affine(x, none)) == "the pointer to a vector is null");
-  CHECK(reason(in | k::affine(none, x)) == "the pointer to a vector is null");
+  CHECK(reason(in | k::add(none)) == "add: the pointer to a vector is null");
+  CHECK(reason(in | k::scale(2) | k::mul(k::per_row(none)) | k::relu()) ==
+        "mul: per_row: the vector's pointer is null");
+  CHECK(reason(in | k::add(k::load(x, -8) | k::scale(2))) == "add: load: the row stride is negative");
+  CHECK(reason(in | k::mask(k::load(none, 8))) == "mask: load: the pointer is null");
+  CHECK(reason(in | k::affine(none)) == "affine: gamma: the pointer to a vector is null");
+  CHECK(reason(in | k::affine(x, none)) == "affine: beta: the pointer to a vector is null");
+  CHECK(reason(in | k::affine(none, x)) == "affine: gamma: the pointer to a vector is null");
+  CHECK(reason(in | k::add(k::load(x, 8) | k::mul(none))) == "mul: the pointer to a vector is null");
   CHECK(reason(in | k::causal(0, 0)) == "causal: q_len is less than 1");
   CHECK(reason(k::relu() | (k::causal(0, 0) | k::store(none, 8))) == "causal: q_len is less than 1");
   CHECK(reason(k::relu() | k::store(none, 8)) == "store: the pointer is null");
   CHECK(reason(k::both(k::store(y, 8), k::store(none, 8))) == "store: the pointer is null");
   CHECK(reason(k::both(k::store(y, 1), k::store(y, 8))) == "store: the row stride is smaller than a row");
-  CHECK(reason(k::bias(none) | k::quantize(q, 8, x)) == "the pointer to a vector is null");
+  CHECK(reason(k::bias(none) | k::quantize(q, 8, x)) == "bias: the pointer to a vector is null");
   CHECK(reason(Ramp{} | Clamp(1)) == "ok");
   CHECK((reason(OneFlowLoad<float, float>{x, 8}) == "ok"));
 }

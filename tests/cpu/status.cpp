@@ -89,8 +89,8 @@ TEST_CASE("wrong parts of compositions are refused") {
   const auto reason = [&](const auto& from, const auto& to) {
     return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason());
   };
-  CHECK(reason(in | k::add(none), out) == "softmax: in: the pointer to a vector is null");
-  CHECK(reason(in, k::affine(x.data(), none) | out) == "softmax: out: the pointer to a vector is null");
+  CHECK(reason(in | k::add(none), out) == "softmax: in: add: the pointer to a vector is null");
+  CHECK(reason(in, k::affine(x.data(), none) | out) == "softmax: out: affine: beta: the pointer to a vector is null");
   CHECK(reason(in | k::tee(none, kCols), out) == "softmax: in: tee: the pointer is null");
   CHECK(reason(in, k::both(out, k::store(none, kCols))) == "softmax: out: store: the pointer is null");
   CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "softmax: out: quantize: the pointer to the scales is null");
@@ -127,9 +127,9 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
           "softmax: in: load: the pointer is not aligned for its elements");
   refused(in, k::store(off(y.data()), kCols), "softmax: out: store: the pointer is not aligned for its elements");
   refused(in | k::tee(off(y.data()), kCols), out, "softmax: in: tee: the pointer is not aligned for its elements");
-  refused(in | k::add(off(x.data())), out, "softmax: in: the pointer to a vector is not aligned for its elements");
+  refused(in | k::add(off(x.data())), out, "softmax: in: add: the pointer to a vector is not aligned for its elements");
   refused(in, k::mul(k::per_row(off(x.data()))) | out,
-          "softmax: out: per_row: the vector's pointer is not aligned for its elements");
+          "softmax: out: mul: per_row: the vector's pointer is not aligned for its elements");
   refused(in, k::quantize(q.data(), kCols, off(y.data())),
           "softmax: out: quantize: the pointer to the scales is not aligned for its elements");
   CHECK((y.unchanged() && q.unchanged()));

@@ -29,13 +29,19 @@ class [[nodiscard]] Status {
   KERNELS_INLINE constexpr int native() const { return native_; }
   // To be printed or copied before this thread asks another Status.
   KERNELS_INLINE constexpr const char* reason() const {
-    return call_ == nullptr && argument_ == nullptr ? reason_ : named();
+    return call_ == nullptr && argument_ == nullptr && part_ == nullptr ? reason_ : named();
   }
 
   // The same, and which argument, and which call, it is about.
   KERNELS_INLINE constexpr Status of(const char* argument) const {
     Status out = *this;
     if (!ok()) out.argument_ = argument;
+    return out;
+  }
+  // And which part of the argument, a map's operand say: of parts in parts the innermost.
+  KERNELS_INLINE constexpr Status within(const char* part) const {
+    Status out = *this;
+    if (!ok() && part_ == nullptr) out.part_ = part;
     return out;
   }
   // A reason that begins with the call's name is left as it is.
@@ -51,11 +57,11 @@ class [[nodiscard]] Status {
     while (*call != 0 && *call == *reason) ++call, ++reason;
     return *call == 0 && *reason == ':';
   }
-  // "call: argument: reason", without those that are null.
+  // "call: argument: part: reason", without those that are null.
   KERNELS_INLINE const char* named() const {
     static thread_local char text[256];
     char *to = text, *const end = text + sizeof(text) - 1;
-    const char* const parts[] = {call_, argument_, reason_};
+    const char* const parts[] = {call_, argument_, part_, reason_};
     for (const char* part : parts) {
       if (part == nullptr) continue;
       for (const char* from = part; *from != 0 && to < end; ++from) *to++ = *from;
@@ -68,7 +74,7 @@ class [[nodiscard]] Status {
   Code code_ = Code::ok;
   int native_ = 0;
   const char* reason_ = "ok";
-  const char *argument_ = nullptr, *call_ = nullptr;
+  const char *part_ = nullptr, *argument_ = nullptr, *call_ = nullptr;
 };
 
 KERNELS_INLINE constexpr Status invalid(const char* reason) { return {Code::invalid, reason}; }

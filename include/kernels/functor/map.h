@@ -141,7 +141,8 @@ struct RoundTo : Elementwise<RoundTo<T>> {
 template <class T>
 RoundTo<T> round_to() { return {}; }
 
-// A map with one source as its second operand. Op is a stateless struct with a static apply(Pack, Pack).
+// A map with one source as its second operand. Op is a stateless struct with a static apply(Pack, Pack) and the name
+// that reasons begin with.
 template <class S, class Op>
 class Binary : public Functor {
  public:
@@ -150,7 +151,7 @@ class Binary : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
-  Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols); }
+  Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols).within(Op::name); }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(source_)); }
   template <int N>
@@ -184,18 +185,28 @@ struct Traits<Binary<S, Op>> : NoTraits {
 }  // namespace detail
 
 struct AddOp {
+  static constexpr const char* name = "add";
   template <class C, int N>
   static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v + w; }
 };
 struct MulOp {
+  static constexpr const char* name = "mul";
   template <class C, int N>
   static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v * w; }
 };
 struct MaskOp {
+  static constexpr const char* name = "mask";
   template <class C, int N>
   static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& keep) {
     return transform(v, keep, [](C x, C k) { return k != C(0) ? x : -infinity<C>(); });
   }
+};
+
+struct BiasOp : AddOp {
+  static constexpr const char* name = "bias";
+};
+struct GammaOp : MulOp {
+  static constexpr const char* name = "affine: gamma";
 };
 
 // v + source. A pointer means a row vector.
@@ -209,7 +220,9 @@ template <class S>
 auto mask(S source) { return Binary<detail::source_t<S>, MaskOp>(detail::as_source(source)); }
 
 template <class T>
-auto bias(const T* p) { return add(row(p)); }
+auto bias(const T* p) {
+  return Binary<decltype(row(p)), BiasOp>(row(p));
+}
 
 // gamma * v, and gamma * v + beta. Pointers mean row vectors.
 template <class Gamma, class Beta>
@@ -222,8 +235,8 @@ class Affine : public Functor {
       detail::widest_of<Gamma>() < detail::widest_of<Beta>() ? detail::widest_of<Gamma>() : detail::widest_of<Beta>();
   int max_pack() const { return lesser(detail::max_pack_of(gamma_), detail::max_pack_of(beta_)); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_of(gamma_, rows, cols));
-    return detail::check_of(beta_, rows, cols);
+    KERNELS_TRY(detail::check_of(gamma_, rows, cols).within("affine: gamma"));
+    return detail::check_of(beta_, rows, cols).within("affine: beta");
   }
   static constexpr bool takes_any_column = detail::takes_any_column<Gamma>() && detail::takes_any_column<Beta>();
   auto any_column() const { return with(detail::any_column(gamma_), detail::any_column(beta_)); }
@@ -255,7 +268,9 @@ class Affine : public Functor {
 };
 
 template <class Gamma>
-auto affine(Gamma gamma) { return mul(gamma); }
+auto affine(Gamma gamma) {
+  return Binary<detail::source_t<Gamma>, GammaOp>(detail::as_source(gamma));
+}
 template <class Gamma, class Beta>
 auto affine(Gamma gamma, Beta beta) {
   return Affine<detail::source_t<Gamma>, detail::source_t<Beta>>(detail::as_source(gamma), detail::as_source(beta));
