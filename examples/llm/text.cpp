@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <vector>
+#include <iomanip>
 
 namespace llm {
 
@@ -30,6 +30,18 @@ std::string why_not_open(const std::string& path) {
 }
 
 }  // namespace
+
+std::string fixed(double x, int digits) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << x;
+  return out.str();
+}
+
+std::string listed(const std::vector<std::string>& all, const char* last) {
+  std::string out;
+  for (size_t i = 0; i < all.size(); ++i) out += (i == 0 ? "" : i + 1 < all.size() ? ", " : last) + all[i];
+  return out;
+}
 
 void put(std::FILE* out, const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), out);

@@ -4,15 +4,31 @@
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace llm {
 
+// The parts one behind the other, numbers as streams write them.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// With so many digits behind the point.
+std::string fixed(double x, int digits);
+// As a list for people: a, b.
+std::string listed(const std::vector<std::string>& all, const char* last = ", ");
+
 // Ends the program with exit code 1 and this line.
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  template <class... Parts>
+  explicit Error(const Parts&... parts) : std::runtime_error(concat(parts...)) {}
 };
 
 // The output is gone, and nothing that is said in it from here on arrives.
