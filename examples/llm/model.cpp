@@ -222,9 +222,9 @@ void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>
     recorded_for_ = 256;
     while (recorded_for_ < longest) recorded_for_ *= 2;
   }
-  std::unique_ptr<Recording>& recording = decode_[size_t(guesses)];
-  if (recording == nullptr) recording = device_.record(calls);
-  recording->replay();
+  std::function<void()>& recorded = decode_[size_t(guesses)];
+  if (!recorded) recorded = device_.record(calls);
+  recorded();
 }
 
 void Model::step(int64_t longest) {

@@ -169,7 +169,7 @@ class Model {
       decoded_, codes_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
-  std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...
+  std::vector<std::function<void()>> decode_;  // steps that are recorded, with 0 guesses, 1, ...
   int64_t recorded_for_ = 0;  // lengths up to this
   const WalkCalls* walk_calls_ = nullptr;  // for steps of one text, if there are such calls for this model
   Walk walk_;

@@ -85,7 +85,7 @@ void Model::plan_memory() {
         options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_activations();
-  plan_.free = device_.free_bytes_with(plan_.mapped);
+  plan_.free = device_.free_bytes(plan_.mapped);
   const size_t free = plan_.free / 20 * 19,
                fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
   plan_.context = options_.context;

@@ -8,7 +8,7 @@ for arch in 80 90a; do
   if [[ $arch == 90a ]]; then parts+=("walk/walk.cu -DUNIT="{"f16 -DWEIGHTS=f8","bf16 -DWEIGHTS=i4","bf16 -DWEIGHTS=bf16"}); fi
   for part in "${parts[@]}"; do
     read -r file options <<< "$part"
-    bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" -I "$llm" $options "$llm/$file" \
+    bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" -I "$llm" -DCALLS=calls $options "$llm/$file" \
       -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$work/llm_gpu.ptx"
   done
 done

@@ -87,7 +87,7 @@ TEST_CASE("the memory that is left ends where the process may have no more") {
     return test::skip("needs 3 GB, and no limit below");
   REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
   std::ifstream("/proc/self/statm") >> pages;
-  const size_t limited = device->free_bytes(), with_mapped = device->free_bytes_with(size_t(64) << 20);
+  const size_t limited = device->free_bytes(), with_mapped = device->free_bytes(size_t(64) << 20);
   REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
   // All that has addresses counts, libraries and mapped files as well, and something is left for the rest.
   CHECK(limited < limit.rlim_cur - pages * 4096 - (size_t(32) << 20));

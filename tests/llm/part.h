@@ -16,38 +16,32 @@ using llm::Type;
 class Part : public llm::Device {
  public:
   explicit Part(const std::set<Type>& types, Type activations = Type::f32, size_t free = size_t(1) << 30)
-      : cpu_(llm::make_cpu(2)), types_(types), rows_(cpu_->rows()), free_(free) {
+      : cpu_(llm::make_cpu(2)), rows_(cpu_->rows()), free_(free) {
     rows_.activations = activations;
+    calls_.rows = &rows_;
+    for (const Type type : types) calls_.products[int(type)] = cpu_->products(type);
+    for (const Type type : types) calls_.attend[int(type)] = cpu_->attend(type);
+    calls_.attend[int(Type::f32)] = cpu_->attend(Type::f32);
     place_ = cpu_->place();
   }
   std::string name() const override { return "a part of the CPU"; }
   bool is_host() const override { return true; }
-  size_t free_bytes() const override { return free_; }
-  void* allocate(size_t bytes) override { return allocated_ += bytes, cpu_->allocate(bytes); }
-  void release(void* p) override { cpu_->release(p); }
-  void* allocate_shared(size_t bytes) override { return allocated_ += bytes, cpu_->allocate_shared(bytes); }
-  void release_shared(void* p) override { cpu_->release_shared(p); }
+  size_t free_bytes(size_t) const override { return free_; }
+  void* allocate(size_t bytes, bool shared) override { return allocated_ += bytes, cpu_->allocate(bytes, shared); }
+  void release(void* p, bool shared) override { cpu_->release(p, shared); }
   void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
   void synchronize() override {}
   bool idle() override { return true; }
   int64_t chunk() const override { return 512; }
   int ahead() const override { return 0; }
-  std::unique_ptr<llm::Recording> record(const std::function<void()>& calls) override { return cpu_->record(calls); }
-  const llm::RowCalls& rows() const override { return rows_; }
-  const llm::ProductCalls* products(Type type) const override {
-    return types_.count(type) > 0 ? cpu_->products(type) : nullptr;
-  }
-  const llm::AttendCalls* attend(Type type) const override {
-    return type == Type::f32 || types_.count(type) > 0 ? cpu_->attend(type) : nullptr;
-  }
+  std::function<void()> record(const std::function<void()>& calls) override { return cpu_->record(calls); }
 
   size_t allocated() const { return allocated_; }
 
  private:
   std::unique_ptr<llm::Device> cpu_;
   size_t allocated_ = 0;
-  std::set<Type> types_;
   llm::RowCalls rows_;
   size_t free_;
 };

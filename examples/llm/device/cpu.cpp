@@ -62,14 +62,13 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 
 #if defined(WEIGHTS)
 #include "device/products.inl"
-extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT),   on::kNeeds,  kWeights,  makes<0>,   kFolds,
-                                                     kDecodesFrom, takes_codes, qkv,       three,      plain,
-                                                     residual,     up,          expert_up, expert_down};
+extern const ProductCalls CALLS;
+const ProductCalls CALLS = {kWeights, makes<0>, kFolds,   kDecodesFrom, takes_codes, qkv,
+                            three,    plain,    residual, up,           expert_up,   expert_down};
 #elif defined(CACHE)
 #include "device/attend.inl"
-extern const AttendCalls JOIN(attend_, UNIT, CACHE);
-const AttendCalls JOIN(attend_, UNIT, CACHE) = {TEXT(UNIT), on::kNeeds, Type::CACHE, attend_bytes, attend};
+extern const AttendCalls CALLS;
+const AttendCalls CALLS = {Type::CACHE, attend_bytes, attend};
 #else
 namespace {
 const char* read_all(const Place& place, const void* from, size_t bytes, uint32_t* out) {
@@ -89,9 +88,9 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }
 }  // namespace
 #include "device/rows.inl"
-extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed,     norm, add_norm, encode, rotate,
-                                         read_all,   route,      combine,   add_gated, cap,  choose,   guess,  verify};
+extern const RowCalls CALLS;
+const RowCalls CALLS = {TEXT(UNIT), on::kNeeds, Type::f32, embed,     norm, add_norm, encode, rotate,
+                        read_all,   route,      combine,   add_gated, cap,  choose,   guess,  verify};
 #endif
 
 }  // namespace llm

@@ -1,5 +1,5 @@
-// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last:
-// ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
+// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists their calls, best last,
+// as CALLS(type, name), from CMake.
 #include "device/device.h"
 
 #include <sys/resource.h>
@@ -20,13 +20,9 @@
 
 namespace llm {
 
-#define ROWS(unit) extern const RowCalls rows_##unit##_cpu;
-#define PRODUCTS(unit, weights) extern const ProductCalls products_##unit##_##weights;
-#define ATTEND(unit, cache) extern const AttendCalls attend_##unit##_##cache;
+#define CALLS(type, name) extern const type name;
 LLM_UNITS
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
+#undef CALLS
 
 namespace {
 
@@ -111,49 +107,31 @@ class Cpu : public Device {
 #endif
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
-    std::string units;
-    const auto take = [&](const RowCalls& rows) {
-      units += (units.empty() ? "" : ", ") + std::string(rows.name);
-      if (kernels::cpu::machine_has(rows.needs) && (wanted == nullptr || std::strcmp(wanted, rows.name) == 0))
-        rows_ = &rows;
-    };
-    const auto take_products = [&](const ProductCalls& products) {
-      if (rows_ != nullptr && std::strcmp(products.name, rows_->name) == 0)
-        products_[int(products.weights)] = &products;
-    };
-    const auto take_attend = [&](const AttendCalls& attend) {
-      if (rows_ != nullptr && std::strcmp(attend.name, rows_->name) == 0) attend_[int(attend.cache)] = &attend;
-    };
-#define ROWS(unit) take(rows_##unit##_cpu);
-#define PRODUCTS(unit, weights)
-#define ATTEND(unit, cache)
+    Units units;
+#define CALLS(type, name) units.add(name);
     LLM_UNITS
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
-#define ROWS(unit)
-#define PRODUCTS(unit, weights) take_products(products_##unit##_##weights);
-#define ATTEND(unit, cache) take_attend(attend_##unit##_##cache);
-    LLM_UNITS
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
-    if (rows_ == nullptr)
+#undef CALLS
+    std::string names;
+    for (const Calls& unit : units) {
+      names += (names.empty() ? "" : ", ") + std::string(unit.rows->name);
+      if (kernels::cpu::machine_has(unit.rows->needs) && (wanted == nullptr || shown(wanted) == unit.rows->name))
+        calls_ = unit;
+    }
+    if (calls_.rows == nullptr)
       throw Error((wanted != nullptr ? "LLM_UNIT=" + shown(wanted) + ": there is no such code here for this machine"
                                      : std::string("there is no code here for this machine")) +
-                  ", only for " + units + "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
+                  ", only for " + names + "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
   }
 
   std::string name() const override {
-    return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows_->name;
+    return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows().name;
   }
   bool is_host() const override { return true; }
-  size_t free_bytes() const override { return free_bytes_with(0); }
-  size_t free_bytes_with(size_t mapped) const override {
+  size_t free_bytes(size_t mapped) const override {
     const size_t addresses = addresses_left(place_.threads);
     return std::min(memory_left(""), addresses > SIZE_MAX - mapped ? SIZE_MAX : addresses + mapped);
   }
-  void* allocate(size_t bytes) override {
+  void* allocate(size_t bytes, bool) override {
     if (bytes > memory_left("")) return nullptr;
     // calloc's pages come as they are touched: a long context costs what is used of it.
     unsigned char* const base = static_cast<unsigned char*>(std::calloc(bytes + 512, 1));
@@ -163,30 +141,18 @@ class Cpu : public Device {
     std::memcpy(base + skip - sizeof(start), &start, sizeof(start));
     return base + skip;
   }
-  void release(void* p) override {
+  void release(void* p, bool) override {
     void* start = nullptr;
     std::memcpy(&start, static_cast<unsigned char*>(p) - sizeof(start), sizeof(start));
     std::free(start);
   }
-  void* allocate_shared(size_t bytes) override { return allocate(bytes); }
-  void release_shared(void* p) override { release(p); }
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
   bool idle() override { return true; }
   int64_t chunk() const override { return 512; }
   int ahead() const override { return 0; }
-  std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
-    return std::make_unique<Again>(calls);
-  }
-  const RowCalls& rows() const override { return *rows_; }
-  const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
-  const AttendCalls* attend(Type cache) const override { return attend_[int(cache)]; }
-
- private:
-  const RowCalls* rows_ = nullptr;
-  const ProductCalls* products_[kTypes] = {};
-  const AttendCalls* attend_[kTypes] = {};
+  std::function<void()> record(const std::function<void()>& calls) override { return calls; }
 };
 
 // What the processes of a control group may still take; nothing where it has no limit.

@@ -12,52 +12,51 @@
 
 namespace llm {
 
-// Calls that are made again and again with the same arguments: a captured graph on a GPU.
-class Recording {
- public:
-  virtual ~Recording() = default;
-  virtual void replay() = 0;
+// The calls of an instruction set, or on a GPU for a type of activations; null where they are not compiled in.
+struct Calls {
+  const RowCalls* rows = nullptr;
+  const ProductCalls* products[kTypes] = {};
+  const AttendCalls* attend[kTypes] = {};
+  const WalkCalls* walk[kTypes] = {};
 };
 
-// The calls themselves.
-class Again : public Recording {
+// All that are compiled in: RowCalls begin a unit, and the others are of the last one.
+class Units : public std::vector<Calls> {
  public:
-  explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
-  void replay() override { calls_(); }
-
- private:
-  std::function<void()> calls_;
+  void add(const RowCalls& calls) { push_back({&calls}); }
+  void add(const ProductCalls& calls) { back().products[int(calls.weights)] = &calls; }
+  void add(const AttendCalls& calls) { back().attend[int(calls.cache)] = &calls; }
+  void add(const WalkCalls& calls) { back().walk[int(calls.weights)] = &calls; }
 };
 
 class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;
-  virtual bool is_host() const = 0;           // memory is the host's: files that are mapped can be used where they are
-  virtual size_t free_bytes() const = 0;
-  // The same, of which so many bytes of files that are mapped are to be taken off yet: addresses they have already.
-  virtual size_t free_bytes_with(size_t) const { return free_bytes(); }
-  virtual void* allocate(size_t bytes) = 0;   // at a multiple of 256 bytes, zeroed; null if there is no room
-  virtual void release(void* p) = 0;
-  virtual void* allocate_shared(size_t bytes) = 0;  // that host and device see at the same address, zeroed
-  virtual void release_shared(void* p) = 0;
+  virtual bool is_host() const = 0;  // memory is the host's: files that are mapped can be used where they are
+  // Of which so many bytes of files that are mapped are to be taken off yet: addresses they have already.
+  virtual size_t free_bytes(size_t mapped = 0) const = 0;
+  // At a multiple of 256 bytes, zeroed; null if there is no room. shared: host and device see it at the same address.
+  virtual void* allocate(size_t bytes, bool shared) = 0;
+  virtual void release(void* p, bool shared) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for the calls before
   virtual void synchronize() = 0;
   virtual bool idle() = 0;            // whether all calls have ended
   virtual int64_t chunk() const = 0;  // so many tokens of a prompt keep it busy
   virtual int ahead() const = 0;      // so many steps are asked for before the first one's result is looked at
-  virtual std::unique_ptr<Recording> record(const std::function<void()>& calls) = 0;
+  // What makes these calls again and again, with the same arguments: a captured graph on a GPU.
+  virtual std::function<void()> record(const std::function<void()>& calls) = 0;
 
-  virtual const RowCalls& rows() const = 0;
-  virtual const ProductCalls* products(Type weights) const = 0;  // null if they are not compiled in
-  virtual const AttendCalls* attend(Type cache) const = 0;
-  // Null where there is none.
-  virtual const WalkCalls* walk(Type) const { return nullptr; }
+  const RowCalls& rows() const { return *calls_.rows; }
+  const ProductCalls* products(Type weights) const { return calls_.products[int(weights)]; }
+  const AttendCalls* attend(Type cache) const { return calls_.attend[int(cache)]; }
+  const WalkCalls* walk(Type weights) const { return calls_.walk[int(weights)]; }
   const Place& place() const { return place_; }
 
  protected:
   Place place_;
+  Calls calls_;
 };
 
 // threads: 0 for one on each core that the process may use, by affinity and by its container's quota.
@@ -84,7 +83,7 @@ class Buffer {
   Buffer(Device& device, size_t bytes, const std::string& what, bool shared = false)
       : device_(&device),
         bytes_(bytes),
-        p_(shared ? device.allocate_shared(bytes > 0 ? bytes : 1) : device.allocate(bytes > 0 ? bytes : 1)),
+        p_(device.allocate(bytes > 0 ? bytes : 1, shared)),
         shared_(shared),
         what_(what) {
     if (p_ == nullptr)
@@ -92,7 +91,7 @@ class Buffer {
                   std::to_string(device.free_bytes()) + " are free)");
   }
   ~Buffer() {
-    if (p_ != nullptr) shared_ ? device_->release_shared(p_) : device_->release(p_);
+    if (p_ != nullptr) device_->release(p_, shared_);
   }
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept { return swap(other), *this; }

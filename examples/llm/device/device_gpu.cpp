@@ -1,5 +1,5 @@
 // The GPU as a device: memory, copies and graphs of the CUDA runtime. LLM_GPU_UNITS lists the calls that are compiled
-// in: ROWS(unit), PRODUCTS(unit, weights), ATTEND(unit, cache) and WALK(unit, weights), from CMake.
+// in, as CALLS(type, name), from CMake.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,15 +10,9 @@
 
 namespace llm {
 
-#define ROWS(unit) extern const RowCalls gpu_rows_##unit##_calls;
-#define PRODUCTS(unit, weights) extern const ProductCalls gpu_products_##unit##_##weights;
-#define ATTEND(unit, cache) extern const AttendCalls gpu_attend_##unit##_##cache;
-#define WALK(unit, weights) extern const WalkCalls gpu_walk_##unit##_##weights;
+#define CALLS(type, name) extern const type name;
 LLM_GPU_UNITS
-#undef WALK
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
+#undef CALLS
 
 namespace {
 
@@ -28,7 +22,7 @@ void check(cudaError_t error) {
   throw Error(std::string("the GPU: ") + cudaGetErrorString(error));
 }
 
-class Graph : public Recording {
+class Graph {
  public:
   Graph(cudaStream_t stream, const std::function<void()>& calls) : stream_(stream) {
     cudaGraph_t graph = nullptr;
@@ -45,8 +39,10 @@ class Graph : public Recording {
     (void)cudaGraphDestroy(graph);
     check(error);
   }
-  ~Graph() override { (void)cudaGraphExecDestroy(graph_); }
-  void replay() override { check(cudaGraphLaunch(graph_, stream_)); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() { (void)cudaGraphExecDestroy(graph_); }
+  void launch() { check(cudaGraphLaunch(graph_, stream_)); }
 
  private:
   cudaStream_t stream_;
@@ -70,73 +66,44 @@ class Gpu : public Device {
     };
     place_.early = on("LLM_EARLY");
     graphs_ = on("LLM_GRAPH");
-    const bool walks = on("LLM_WALK");
-    const auto place_of = [&](const RowCalls& rows) {
-      return std::find(activations.begin(), activations.end(), rows.activations);
-    };
-    const auto take = [&](const RowCalls& rows) {
-      if (rows_ == nullptr || place_of(rows) < place_of(*rows_)) rows_ = &rows;
-    };
-    const auto take_products = [&](const ProductCalls& products) {
-      if (std::strcmp(products.name, rows_->name) == 0) products_[int(products.weights)] = &products;
-    };
-    const auto take_attend = [&](const AttendCalls& attend) {
-      if (std::strcmp(attend.name, rows_->name) == 0) attend_[int(attend.cache)] = &attend;
-    };
-    const auto take_walk = [&](const WalkCalls& walk) {
-      if (walks && std::strcmp(walk.name, rows_->name) == 0) walks_[int(walk.weights)] = &walk;
-    };
-#define ROWS(unit) take(gpu_rows_##unit##_calls);
-#define PRODUCTS(unit, weights)
-#define ATTEND(unit, cache)
-#define WALK(unit, weights)
+    Units units;
+#define CALLS(type, name) units.add(name);
     LLM_GPU_UNITS
-#undef WALK
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
-#define ROWS(unit)
-#define PRODUCTS(unit, weights) take_products(gpu_products_##unit##_##weights);
-#define ATTEND(unit, cache) take_attend(gpu_attend_##unit##_##cache);
-#define WALK(unit, weights) take_walk(gpu_walk_##unit##_##weights);
-    LLM_GPU_UNITS
-#undef WALK
-#undef ROWS
-#undef PRODUCTS
-#undef ATTEND
+#undef CALLS
+    const auto place_of = [&](const Calls& unit) {
+      return std::find(activations.begin(), activations.end(), unit.rows->activations);
+    };
+    calls_ = *std::min_element(units.begin(), units.end(),
+                               [&](const Calls& a, const Calls& b) { return place_of(a) < place_of(b); });
+    if (!on("LLM_WALK")) std::fill_n(calls_.walk, kTypes, nullptr);
   }
   ~Gpu() override {
-    release(between_);
+    release(between_, false);
     (void)cudaStreamDestroy(stream_);
   }
 
   std::string name() const override {
-    return std::string(about_.name) + ", activations in " + name_of(rows_->activations);
+    return std::string(about_.name) + ", activations in " + name_of(rows().activations);
   }
   bool is_host() const override { return false; }
   int64_t chunk() const override {
     return 2048;
   }  // eight layers of Mistral-7B on an H200: 142,900 tokens/s; chunks of 1,024: 140,400, of 512: 116,100
   int ahead() const override { return 4; }
-  size_t free_bytes() const override {
+  size_t free_bytes(size_t) const override {
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all));
     return free;
   }
-  void* allocate(size_t bytes) override {
+  void* allocate(size_t bytes, bool shared) override {
     void* p = nullptr;
-    if (cudaMalloc(&p, bytes) != cudaSuccess) return (void)cudaGetLastError(), nullptr;
-    check(cudaMemsetAsync(p, 0, bytes, stream_));
+    if ((shared ? cudaHostAlloc(&p, bytes, cudaHostAllocMapped) : cudaMalloc(&p, bytes)) != cudaSuccess)
+      return (void)cudaGetLastError(), nullptr;
+    if (shared) std::memset(p, 0, bytes);
+    else check(cudaMemsetAsync(p, 0, bytes, stream_));
     return p;
   }
-  void release(void* p) override { (void)cudaFree(p); }
-  void* allocate_shared(size_t bytes) override {
-    void* p = nullptr;
-    if (cudaHostAlloc(&p, bytes, cudaHostAllocMapped) != cudaSuccess) return (void)cudaGetLastError(), nullptr;
-    std::memset(p, 0, bytes);
-    return p;
-  }
-  void release_shared(void* p) override { (void)cudaFreeHost(p); }
+  void release(void* p, bool shared) override { (void)(shared ? cudaFreeHost(p) : cudaFree(p)); }
   void upload(void* to, const void* from, size_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_));
     synchronize();
@@ -152,17 +119,12 @@ class Gpu : public Device {
     check(error);
     return true;
   }
-  std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
+  std::function<void()> record(const std::function<void()>& calls) override {
     // A step's kernels must not begin before the step ahead has ended: graphs wait for each other, and so does a
     // memset.
-    if (!graphs_)
-      return std::make_unique<Again>([this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); });
-    return std::make_unique<Graph>(stream_, calls);
+    if (!graphs_) return [this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); };
+    return [graph = std::make_shared<Graph>(stream_, calls)] { graph->launch(); };
   }
-  const RowCalls& rows() const override { return *rows_; }
-  const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
-  const AttendCalls* attend(Type cache) const override { return attend_[int(cache)]; }
-  const WalkCalls* walk(Type weights) const override { return walks_[int(weights)]; }
 
  private:
   int device_ = 0;
@@ -170,10 +132,6 @@ class Gpu : public Device {
   cudaStream_t stream_ = nullptr;
   void* between_ = nullptr;
   bool graphs_ = true;
-  const RowCalls* rows_ = nullptr;
-  const ProductCalls* products_[kTypes] = {};
-  const AttendCalls* attend_[kTypes] = {};
-  const WalkCalls* walks_[kTypes] = {};
 };
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The types of the library that elements of a Type have: those of numbers, and of codes. And how the files that are
-// compiled once for each type name what they export.
+// The types of the library that elements of a Type have: those of numbers, and of codes.
 #pragma once
 
 #include <tuple>
@@ -9,8 +8,6 @@
 
 #include "device/ops.h"
 
-#define JOIN2(a, b, c) a##b##_##c
-#define JOIN(a, b, c) JOIN2(a, b, c)
 #define TEXT2(a) #a
 #define TEXT(a) TEXT2(a)
 

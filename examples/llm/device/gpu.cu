@@ -102,14 +102,13 @@ bool takes_codes(const Place& place) {
   return false;
 }
 }  // namespace
-extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT),   0,           kWeights,  makes<0>,   kFolds,
-                                                         kDecodesFrom, takes_codes, qkv,       three,      plain,
-                                                         residual,     up,          expert_up, expert_down};
+extern const ProductCalls CALLS;
+const ProductCalls CALLS = {kWeights, makes<0>, kFolds,   kDecodesFrom, takes_codes, qkv,
+                            three,    plain,    residual, up,           expert_up,   expert_down};
 #elif defined(CACHE)
 #include "device/attend.inl"
-extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
-const AttendCalls JOIN(gpu_attend_, UNIT, CACHE) = {TEXT(UNIT), 0, Type::CACHE, attend_bytes, attend};
+extern const AttendCalls CALLS;
+const AttendCalls CALLS = {Type::CACHE, attend_bytes, attend};
 #else
 namespace {
 __global__ void read_words(const uint4* p, size_t n, uint32_t* out) {
@@ -130,10 +129,9 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }
 }  // namespace
 #include "device/rows.inl"
-extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0,      Type::UNIT, embed, norm,    add_norm,
-                                               encode,     rotate, read_all,   route, combine, add_gated,
-                                               cap,        choose, guess,      verify};
+extern const RowCalls CALLS;
+const RowCalls CALLS = {TEXT(UNIT), 0,     Type::UNIT, embed,     norm, add_norm, encode, rotate,
+                        read_all,   route, combine,    add_gated, cap,  choose,   guess,  verify};
 #endif
 
 }  // namespace llm

@@ -168,7 +168,7 @@ struct Guesses {
 // Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits
 // are float.
 struct RowCalls {
-  const char* name;  // of the instruction set, or "gpu"
+  const char* name;  // of the instruction set
   unsigned needs;    // of the machine
   Type activations;
   // x = the rows of a table, times a factor, plus the rows of another one for their positions.
@@ -205,8 +205,6 @@ struct RowCalls {
 };
 
 struct AttendCalls {
-  const char* name;
-  unsigned needs;
   Type cache;
   size_t (*bytes)(const Place&, const Tokens&, const Heads&);
   const char* (*attend)(const Place&, const Tokens&, const Attend&, const void* q, const Cache&, void* o, void* room,
@@ -214,8 +212,6 @@ struct AttendCalls {
 };
 
 struct ProductCalls {
-  const char* name;
-  unsigned needs;
   Type weights;
   // Whether qkv() is compiled for a cache of this type; otherwise three() and rotate() do the same.
   bool (*makes)(Type cache);
@@ -267,7 +263,6 @@ struct Walk {
 };
 
 struct WalkCalls {
-  const char* name;
   Type weights;
   // Bytes of `room`, zeroed once; 0: a model of this shape takes the other calls, on this GPU at least.
   size_t (*bytes)(const Walk&);

@@ -514,7 +514,7 @@ const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const 
 
 }  // namespace
 
-extern const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS);
-const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS) = {TEXT(UNIT), Type::WEIGHTS, walk_bytes, begin, walk};
+extern const WalkCalls CALLS;
+const WalkCalls CALLS = {Type::WEIGHTS, walk_bytes, begin, walk};
 
 }  // namespace llm

@@ -24,11 +24,11 @@ sources=("$example"/{config,text,weights}.cpp "$example"/tokenizer/*.cpp "$here/
 build+=(-I "$include_dir" -I "$example" -I "$here")
 if [[ -n ${MODELS:-} ]]; then
   sources+=("$example"/{device/device,format,model,model_load,model_memory,session}.cpp "$example"/template/*.cpp)
-  units="ROWS(scalar) PRODUCTS(scalar,f32) ATTEND(scalar,f32)"
+  units="CALLS(RowCalls,fuzz_rows) CALLS(ProductCalls,fuzz_products) CALLS(AttendCalls,fuzz_attend)"
   build+=(-DFUZZ_MODELS=1 "-DLLM_GOLDEN=\"$example/golden\"" "-DLLM_UNITS=$units" -DUNIT=scalar)
-  for part in FUZZ_ROWS WEIGHTS=f32 CACHE=f32; do
-    "${build[@]}" "-D$part" -c "$example/device/cpu.cpp" -o "$work/$part.o"
-    libraries+=("$work/$part.o")
+  for part in fuzz_rows "fuzz_products -DWEIGHTS=f32" "fuzz_attend -DCACHE=f32"; do
+    "${build[@]}" -DCALLS=$part -c "$example/device/cpu.cpp" -o "$work/${part%% *}.o"
+    libraries+=("$work/${part%% *}.o")
   done
 fi
 printf '#include "%s"\n' "${sources[@]}" > "$work/all.cpp"
