@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "fields.h"
+
 namespace llm {
 
 Chat::Chat(Session& session, const std::string& system) : session_(session) {
@@ -17,20 +19,18 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
   std::vector<Message> all = messages;
   all.push_back({"user", valid_utf8(message)});
   const Tokenizer::Ids ids = session_.format->ids(all);
-  const Model& model = *session_.model;
+  const int64_t context = session_.model->context();
   const bool ring = session_.settings.sinks >= 0;
-  if (!ring && int64_t(ids.size()) >= model.context()) {
-    throw Error("with this message the conversation has " + std::to_string(ids.size()) +
-                " tokens, and the context is " + std::to_string(model.context()) +
+  if (!ring && int64_t(ids.size()) >= context)
+    throw Error("with this message the conversation has ", ids.size(), " tokens, and the context is ", context,
                 ": it stays as it was; /reset begins a new one, --context makes room, and --sinks forgets the oldest");
-  }
   Answer out;
-  if (!model.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
+  if (!session_.config.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
     const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last one is read for what it foresees
     out.kept = std::mismatch(ids.begin(), ids.begin() + int64_t(most), cached_.begin()).first - ids.begin();
   }
   // A ring that has gone around has no longer what came before its end.
-  if (ring && int64_t(cached_.size()) > model.context() && size_t(out.kept) < cached_.size()) out.kept = 0;
+  if (ring && int64_t(cached_.size()) > context && size_t(out.kept) < cached_.size()) out.kept = 0;
   cached_.clear();  // until it is known what the cache has then
   out.text = session_.generate({ids}, print, out.times, out.kept)[0];
   cached_.assign(out.text.ids.begin(), out.text.ids.begin() + out.text.read);
@@ -58,19 +58,16 @@ void Chat::save(const std::string& file) const {
   if (replaces && written) fs::rename(to, at, none), written = !none;
   if (written) return;
   if (replaces) fs::remove(to, none);
-  throw Error("cannot write " + file);
+  throw Error("cannot write ", file);
 }
 
 void Chat::load(const std::string& file) {
   const Json json = read_json(file);
-  if (!json.is_array()) throw Error(file + ": not a list of messages");
+  if (!json.is_array()) throw Error(file, ": not a list of messages");
   std::vector<Message> read;
   for (const Json& message : json) {
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
-        !message.contains("content") || !message["content"].is_string()) {
-      throw Error(file + ": a message without role and content, both texts");
-    }
-    read.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+    const Fields fields(message, file + ": a message");
+    read.push_back({fields.text("role"), fields.text("content")});
   }
   messages = read;
 }
@@ -83,7 +80,7 @@ constexpr const char* kHelp =
     "/load FILE  goes on with messages that were saved\n"
     "/exit       ends, as /quit and the end of the input do\n"
     "A line that ends with \\ goes on in the next one; one that begins with // is a message that begins with /.\n"
-    "Ctrl-C ends an answer, and where there is none the program.\n";
+    "Ctrl-C ends an answer, and where there is none the program.";
 
 // A message or a command; false at the end of the input.
 bool read_line(std::istream& in, std::string& text) {
@@ -102,7 +99,7 @@ Json json_of(const Chat::Answer& answer, const Session& session) {
   const Session::Text& text = answer.text;
   const Session::Times& t = answer.times;
   Json out = {{"text", text.written},           {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
-              {"finish_reason", text.finish},   {"seed", session.sampling.seed},
+              {"finish_reason", text.finish},   {"seed", session.seed},
               {"prompt_tokens", text.prompt},   {"kept_tokens", answer.kept},
               {"read_tokens", t.prompt_tokens}, {"prompt_seconds", t.prompt_seconds},
               {"decoded_tokens", t.decoded},    {"decode_seconds", t.decode_seconds}};
@@ -112,13 +109,12 @@ Json json_of(const Chat::Answer& answer, const Session& session) {
 
 void print_counts(const Chat::Answer& answer, const Session& session) {
   const Session::Times& t = answer.times;
-  std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s; seed %llu)\n",
-               answer.text.finish, static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
-               static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
-               static_cast<unsigned long long>(session.sampling.seed));
+  const Settings& settings = session.settings;
+  settings.say("(", answer.text.finish, "; ", answer.kept, " tokens kept, ", t.prompt_tokens, " read; ", t.decoded,
+               " written, ", fixed(t.speed(), 1), " tokens/s; seed ", session.seed, ")");
   const int64_t context = session.model->context();
-  if (session.settings.sinks < 0 && int64_t(answer.text.ids.size()) >= context)
-    std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(context));
+  if (settings.sinks < 0 && int64_t(answer.text.ids.size()) >= context)
+    settings.say("(the context of ", context, " tokens is full)");
 }
 
 // A line that begins with /; false if it ends the conversation.
@@ -126,15 +122,18 @@ bool obey(Chat& chat, const std::string& line) {
   const size_t space = line.find(' ');
   const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);
   if (command == "/exit" || command == "/quit") return false;
-  if (command == "/reset") chat.reset();
-  else if (command == "/help") std::fputs(kHelp, stderr);
+  if (command == "/reset")
+    chat.reset();
+  else if (command == "/help")
+    std::fprintf(stderr, "%s\n", kHelp);
   else if ((command == "/save" || command == "/load") && file.empty())
-    throw Error(command + ": a file is missing: " + command + " FILE");
+    throw Error(command, ": a file is missing: ", command, " FILE");
   else if (command == "/save")
     chat.save(file);
   else if (command == "/load")
     chat.load(file);
-  else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit, /quit");
+  else
+    throw Error(shown(command), " is none of /reset, /save FILE, /load FILE, /help, /exit, /quit");
   return true;
 }
 
@@ -146,7 +145,7 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
   if (!options.load.empty()) chat.load(options.load);
   session.load(1);
   const bool asks = isatty(0) != 0 && isatty(2) != 0;
-  if (asks && !settings.quiet) std::fprintf(stderr, "%s", kHelp);
+  if (asks) settings.say(kHelp);
   int result = 0;
 
   const auto say = [&](const std::string& message) {
@@ -154,7 +153,7 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
       if (!settings.json) put(out, more);
     });
     put(out, (settings.json ? json_of(answer, session).dump() : "") + "\n");
-    if (!settings.quiet) print_counts(answer, session);
+    print_counts(answer, session);
   };
   for (std::string line;;) {
     catch_interrupts(0);

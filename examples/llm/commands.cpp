@@ -11,18 +11,21 @@ namespace llm {
 namespace {
 
 void say_speed(const Session& session, const Session::Times& t) {
-  if (session.settings.quiet) return;
   const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
   std::string guessed;
   if (session.settings.lookup > 0 && t.steps > 0)
-    guessed = ", " + std::to_string(double(t.decoded - 1) / double(t.steps)).substr(0, 4) + " a step";
-  std::fprintf(
-      stderr,
-      "\nprompt: %lld tokens, %.0f tokens/s; text: %lld tokens, %.1f tokens/s%s, %.1f GB/s of weights (%s; seed %llu)\n",
-      static_cast<long long>(t.prompt_tokens), t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0,
-      static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
-      guessed.c_str(), decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
-      static_cast<unsigned long long>(session.sampling.seed));
+    guessed = ", " + fixed(double(t.decoded - 1) / double(t.steps), 2) + " a step";
+  session.settings.say("\nprompt: ", t.prompt_tokens, " tokens, ",
+                       fixed(t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, 0),
+                       " tokens/s; text: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s", guessed, ", ",
+                       fixed(decode * double(session.model->weight_bytes()) / 1e9, 1), " GB/s of weights (",
+                       session.device->name(), "; seed ", session.seed, ")");
+}
+
+// What is printed: a line of text.
+template <class... Parts>
+void print(const Parts&... parts) {
+  put(stdout, concat(parts...) + "\n");
 }
 
 }  // namespace
@@ -49,36 +52,39 @@ int generate(const Settings& settings, const Prompts& given) {
     put(stdout, prompt);
     prompt.clear();
   }
-  const auto texts = session.generate(ids, [&](size_t, const std::string& more) {
-    if (!stream) return;
-    put(stdout, prompt + more);
-    prompt.clear();
-  }, times);
+  const auto texts = session.generate(
+      ids,
+      [&](size_t, const std::string& more) {
+        if (!stream) return;
+        put(stdout, prompt + more);
+        prompt.clear();
+      },
+      times);
   if (settings.json) {
     Json out = Json::array();
     for (size_t i = 0; i < texts.size(); ++i) {
       const auto& all = texts[i].ids;
       out.push_back({{"prompt", valid_utf8(prompts[i])},
                      {"text", texts[i].written},
-                     {"seed", session.sampling.seed + i},
+                     {"seed", session.seed + i},
                      {"prompt_ids", Tokenizer::Ids(all.begin(), all.begin() + texts[i].prompt)},
                      {"ids", Tokenizer::Ids(all.begin() + texts[i].prompt, all.end())},
                      {"prompt_tokens", texts[i].prompt},
                      {"finish_reason", texts[i].finish}});
     }
     Json all = {{"texts", out},
-                {"seed", session.sampling.seed},
+                {"seed", session.seed},
                 {"prompt_tokens", times.prompt_tokens},
                 {"prompt_seconds", times.prompt_seconds},
                 {"decoded_tokens", times.decoded},
                 {"decode_seconds", times.decode_seconds},
                 {"steps", times.steps}};
     all.update(session.about());
-    put(stdout, all.dump() + "\n");
+    print(all);
   } else if (!stream) {
-    for (size_t i = 0; i < texts.size(); ++i) put(stdout, (i > 0 ? "\n" : "") + echo(i) + texts[i].written + "\n");
+    for (size_t i = 0; i < texts.size(); ++i) print(i > 0 ? "\n" : "", echo(i), texts[i].written);
   } else {
-    put(stdout, prompt + "\n");
+    print(prompt);
   }
   say_speed(session, times);
   return 0;
@@ -88,21 +94,17 @@ namespace {
 
 // How positions are rotated, and what makes layers differ from each other: what a file's fields have been taken for.
 std::string described(const RopeConfig& rope) {
-  std::ostringstream out;
-  out << rope.type << ", theta " << rope.theta;
-  if (rope.type != "default") out << ", factor " << rope.factor;
-  if (rope.type != "default" && rope.type != "linear") out << ", trained for " << int64_t(rope.original);
-  return out.str();
+  std::string out = concat(rope.type, ", theta ", rope.theta);
+  if (rope.type != "default") out += concat(", factor ", rope.factor);
+  if (rope.type != "default" && rope.type != "linear") out += concat(", trained for ", int64_t(rope.original));
+  return out;
 }
 
 std::string described(const Config& c, int64_t sliding, int64_t window, int64_t sparse) {
-  std::ostringstream out;
-  const auto some = [&](int64_t n) { return std::to_string(n) + " of " + std::to_string(c.layers.size()) + " with "; };
-  if (sliding == 0) out << "no windows";
-  else out << some(sliding) << "a window of " << window << " keys";
-  if (sparse > 0) out << ", " << some(sparse) << c.experts << " experts, " << c.experts_per_token << " for a token";
-  out << "; the head is " << (c.tied ? "the embedding" : "its own");
-  return out.str();
+  const auto some = [&](int64_t n) { return concat(n, " of ", c.layers.size(), " with "); };
+  std::string out = sliding == 0 ? "no windows" : concat(some(sliding), "a window of ", window, " keys");
+  if (sparse > 0) out += concat(", ", some(sparse), c.experts, " experts, ", c.experts_per_token, " for a token");
+  return out + "; the head is " + (c.tied ? "the embedding" : "its own");
 }
 
 }  // namespace
@@ -112,10 +114,9 @@ int info(const Settings& settings, int64_t texts) {
   const Config& c = session.config;
   const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(texts));
   session.say_changes(plan);
-  std::string ends;
-  for (const int32_t id : session.stops)
-    ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));
-  const auto mb = [](size_t bytes) { return double(bytes) / 1e6; };
+  std::vector<std::string> ends;
+  for (const int32_t id : session.stops) ends.push_back(concat(id, " ", shown(session.tokenizer->bytes(id, true))));
+  const auto mb = [](size_t bytes) { return fixed(double(bytes) / 1e6, 1); };
   int64_t sliding = 0, window = 0, sparse = 0;
   for (const LayerConfig& layer : c.layers)
     sliding += layer.window > 0, window = std::max(window, layer.window), sparse += layer.experts;
@@ -153,28 +154,22 @@ int info(const Settings& settings, int64_t texts) {
                         {"cache", plan.cache},
                         {"activations", plan.activations},
                         {"free", session.device->free_bytes()}}}};
-    std::printf("%s\n", out.dump().c_str());
+    print(out);
     return 0;
   }
-  std::printf(
-      "%s: %zu layers of %lld, %lld heads of %lld over %lld of keys and values, %lld inside, %lld tokens (%lld in the tokenizer)\n",
-      c.architecture.c_str(), c.layers.size(), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
-      static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
-      static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
+  print(c.architecture, ": ", c.layers.size(), " layers of ", c.hidden, ", ", c.heads, " heads of ", c.head_dim,
+        " over ", c.kv_heads, " of keys and values, ", c.inner, " inside, ", c.vocabulary, " tokens (",
+        session.tokenizer->size(), " in the tokenizer)");
   const std::string windows = c.ropes.size() > 1 ? "; with a window " + described(c.ropes[1]) : "";
-  std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions),
-              c.learned_positions ? "none: learned" : (described(c.ropes[0]) + windows).c_str(),
-              ends.empty() ? "nothing" : ends.c_str());
-  std::printf("layers     %s\n", described(c, sliding, window, sparse).c_str());
-  std::printf("chat       %s\n",
-              session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
-  std::printf("device     %s\n", session.device->name().c_str());
-  std::printf(
-      "memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens%s, %.1f MB of activations; %.1f MB are free\n",
-      mb(plan.weights + plan.mapped), plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache),
-      static_cast<long long>(plan.context),
-      texts > 1 ? (" of each of " + std::to_string(texts) + " texts").c_str() : "", mb(plan.activations),
-      mb(session.device->free_bytes()));
+  print("positions  ", c.positions, ", rope ", c.learned_positions ? "none: learned" : described(c.ropes[0]) + windows,
+        "; a text ends at ", ends.empty() ? "nothing" : listed(ends));
+  print("layers     ", described(c, sliding, window, sparse));
+  print("chat       ", session.format ? "by the model's template" : shown(session.why_no_format, 300));
+  print("device     ", session.device->name());
+  print("memory     ", mb(plan.weights + plan.mapped), " MB of weights",
+        plan.mapped > 0 ? " (where the file is mapped), " : ", ", mb(plan.cache), " MB of keys and values for ",
+        plan.context, " tokens", texts > 1 ? concat(" of each of ", texts, " texts") : "", ", ", mb(plan.activations),
+        " MB of activations; ", mb(session.device->free_bytes()), " MB are free");
   return 0;
 }
 
@@ -215,15 +210,14 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
   const Tokenizer::Ids& begin_ids = session.tokenizer->before();
   const int64_t n = int64_t(ids.size()), context = session.model->context();
   if (context < 2) throw Error("--context: a window of 1 token scores nothing");
-  if (n < 2) throw Error(file.name + ": there is nothing to score");
+  if (n < 2) throw Error(file.name, ": there is nothing to score");
   if (stride == 0) stride = std::max<int64_t>(1, context / 2);
-  if (stride > context) throw Error("--stride: more than the context of " + std::to_string(context) + " tokens");
+  if (stride > context) throw Error("--stride: more than the context of ", context, " tokens");
   if (halves && context < 3) throw Error("--context: the second half of a window of 2 tokens scores nothing");
   if (halves) stride = context;
   const std::vector<Window> windows = halves ? halves_of(n, context) : windows_of(n, context, stride);
   if (windows.empty())
-    throw Error(file.name + " has " + std::to_string(n) + " tokens, fewer than the context of " +
-                std::to_string(context) + ", which --halves wants");
+    throw Error(file.name, " has ", n, " tokens, fewer than the context of ", context, ", which --halves wants");
   catch_interrupts();
   double sum = 0;
   int64_t scored = 0, bytes = 0;
@@ -232,17 +226,18 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
     if (interrupted()) break;
     Tokenizer::Ids some(ids.begin() + window.begin, ids.begin() + window.end);
     if (halves && begin_ids.size() == 1) some[0] = begin_ids[0];
-    session.model->score(0, 0, some.data(), int64_t(some.size()), [&](int64_t i, const float* logits) {
+    session.model->read(0, 0, some.data(), int64_t(some.size()), {}, [&](int64_t i, const float* logits) {
       const int64_t next = window.begin + i + 1;
       if (next < window.first || next >= window.end) return;
       sum += negative_log_likelihood(logits, session.config.vocabulary, ids[size_t(next)]);
       bytes += int64_t(session.tokenizer->bytes(ids[size_t(next)], true).size());
       scored += 1;
     });
-    if (!std::isfinite(sum)) throw Error("the model computes something that is no number: " + std::to_string(sum));
+    if (!std::isfinite(sum)) throw Error("the model computes something that is no number: ", sum);
     if (ProgressLine::can_show(settings))
-      std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(window.end),
-                   static_cast<long long>(n), std::exp(sum / double(scored)));
+      std::fputs(
+          concat("\r", window.end, " of ", n, " tokens, perplexity ", fixed(std::exp(sum / double(scored)), 4)).c_str(),
+          stderr);
   }
   if (ProgressLine::can_show(settings)) std::fprintf(stderr, "\r");
   if (scored == 0) throw Error("interrupted before anything was scored");
@@ -260,14 +255,18 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
                 {"interrupted", interrupted()},
                 {"seconds", seconds}};
     out.update(session.about());
-    std::printf("%s\n", out.dump().c_str());
+    print(out);
   } else {
-    std::printf(
-        "perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored%s, context %lld, stride %lld, %s; %.1f s\n",
-        std::exp(nats), nats, bits, static_cast<long long>(scored), static_cast<long long>(bytes),
-        interrupted() ? " before it was interrupted" : halves ? " in second halves" : "",
-        static_cast<long long>(context), static_cast<long long>(stride),
-        !bos ? "no BOS" : halves ? "BOS in each window" : "BOS once at the beginning", seconds);
+    print("perplexity ", fixed(std::exp(nats), 4), " (", fixed(nats, 5), " nats a token, ", fixed(bits, 5),
+          " bits a byte); ", scored, " tokens of ", bytes, " bytes scored",
+          interrupted() ? " before it was interrupted"
+          : halves      ? " in second halves"
+                        : "",
+          ", context ", context, ", stride ", stride, ", ",
+          !bos     ? "no BOS"
+          : halves ? "BOS in each window"
+                   : "BOS once at the beginning",
+          "; ", fixed(seconds, 1), " s");
   }
   return interrupted() ? 130 : 0;
 }
@@ -277,14 +276,14 @@ namespace {
 // Memory that is read at once, GB/s: the best of a few reads of 256 MB, or on a GPU of 2 GB.
 double read_bandwidth(Device& device) {
   const size_t bytes = device.is_host() ? size_t(256) << 20 : size_t(2) << 30;
-  const Buffer from(device, bytes, "a measurement"), out(device, 4, "a measurement");
-  if (device.is_host()) std::memset(from.as(), 1, bytes);  // pages that nobody has written are all the same one
+  const Buffer<char> from(device, int64_t(bytes), "a measurement");
+  const Buffer<uint32_t> out(device, 1, "a measurement");
+  if (device.is_host()) std::memset(from, 1, bytes);  // pages that nobody has written are all the same one
   double best = 0;
   for (int i = 0; i < 6; ++i) {
     device.synchronize();
     const double begin = seconds_now();
-    if (const char* why = device.rows().read_all(device.place(), from.as(), bytes, out.as<uint32_t>()))
-      throw Error(why);
+    if (const char* why = device.rows().read_all(device.place(), from, bytes, out)) throw Error(why);
     device.synchronize();
     best = std::max(best, double(bytes) / (seconds_now() - begin) / 1e9);
   }
@@ -298,7 +297,7 @@ class Bench {
       : model_(*session.model),
         device_(*session.device),
         count_(session.tokens()),
-        how_(session.settings.chooses() ? session.choice() : Choice{}),
+        how_(session.settings.chooses() ? session.choice : Choice{}),
         texts_(texts),
         bandwidth_(read_bandwidth(device_)) {}
 
@@ -398,23 +397,22 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
   };
   for (const char* name : {"device", "weights", "inputs", "cache", "texts", "weight_bytes"}) {
     if (member(run, name) != now[name])
-      throw Error(std::string("--compare: the file is not of the same ") + name +
-                  ", or not of this command with --json");
+      throw Error("--compare: the file is not of the same ", name, ", or not of this command with --json");
   }
   if ((member(run, "draws") == true) != (now["draws"] == true))
     throw Error("--compare: one of the runs draws tokens, the other one does not");
   std::map<std::string, double> out;
   const auto add = [&](const std::string& name, const Json& of) {
     const Json speed = member(of, "tokens_per_s");
-    if (!speed.is_number() || !(speed.get<double>() > 0)) throw Error("--compare: the file has no " + name);
+    if (!speed.is_number() || !(speed.get<double>() > 0)) throw Error("--compare: the file has no ", name);
     out[name] = speed.get<double>();
   };
   const Json first = member(run, "prompt"), decode = member(run, "decode");
   if (prompt > 0)
     add("prompt of " + std::to_string(prompt) + " tokens", member(first, "tokens") == prompt ? first : Json());
   for (const int64_t context : contexts) {
-    const auto at = std::find_if(decode.begin(), decode.end(),
-                                 [&](const Json& it) { return member(it, "context") == context; });
+    const auto at =
+        std::find_if(decode.begin(), decode.end(), [&](const Json& it) { return member(it, "context") == context; });
     add("decoding at " + std::to_string(context), at != decode.end() ? *at : Json());
   }
   return out;
@@ -430,8 +428,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   const int64_t most = *std::max_element(contexts.begin(), contexts.end()),
                 needed = std::max(prompt, most + 1) + steps + 16;
   if (settings.context == 0) settings.context = needed;
-  if (settings.context < needed)
-    throw Error("--context: these prompts, contexts and steps take " + std::to_string(needed) + " tokens");
+  if (settings.context < needed) throw Error("--context: these prompts, contexts and steps take ", needed, " tokens");
   Session session(settings);
   if (texts > 1 && session.config.lengths_matter())
     throw Error("--texts: the angles of this model depend on the length of a text, and several are written one by one");
@@ -440,26 +437,26 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   Json out = measure.what();
   std::map<std::string, double> old;
   if (before) old = speeds_of(*before, out, prompt, contexts);
-  const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
-  if (!settings.json)
-    std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
+  const auto say = [&](const auto&... parts) {
+    if (!settings.json) print(parts...);
+  };
+  const auto number = [](const Json& of, const char* name, int digits) {
+    return fixed(of[name].get<double>(), digits);
+  };
+  say(session.device->name(), "; memory is read at ", number(out, "read_gb_per_s", 1), " GB/s");
   if (prompt > 0) {
     const Json& it = out["prompt"] = measure.prompt(prompt);
-    if (!settings.json) {
-      std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt),
-                  number(it, "tokens_per_s"), number(it, "tflops"));
-    }
+    say("prompt of ", prompt, ": ", number(it, "tokens_per_s", 1), " tokens/s, ", number(it, "tflops", 2),
+        " TFLOP/s in products");
   }
   out["decode"] = Json::array();
   for (const int64_t context : contexts) {
     out["decode"].push_back(measure.decode(context, steps));
     const Json& it = out["decode"].back();
-    if (!settings.json) {
-      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches%s\n",
-                  static_cast<long long>(context), number(it, "tokens_per_s"), number(it, "microseconds"),
-                  number(it, "gb_per_s"), 100 * number(it, "share_of_reading"),
-                  number(it, "share_of_reading") > 1 ? ", as weights stay in the caches" : "");
-    }
+    const double share = it["share_of_reading"].get<double>();
+    say("decoding at ", context, ": ", number(it, "tokens_per_s", 1), " tokens/s (", number(it, "microseconds", 1),
+        " us a step), ", number(it, "gb_per_s", 1), " GB/s, ", fixed(100 * share, 1), " % of what reading reaches",
+        share > 1 ? ", as weights stay in the caches" : "");
   }
   bool slower = false;
   if (before) {
@@ -467,10 +464,10 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
       const double ratio = speed / old.at(name);
       slower = slower || ratio < 0.95;
       out["compared"][name] = ratio;
-      if (!settings.json) std::printf("%s: %.3f of the speed before\n", name.c_str(), ratio);
+      say(name, ": ", fixed(ratio, 3), " of the speed before");
     }
   }
-  if (settings.json) std::printf("%s\n", out.dump().c_str());
+  if (settings.json) print(out);
   return slower ? 1 : 0;
 }
 
@@ -480,9 +477,9 @@ int passkey(const Settings& given, int64_t length, double depth) {
   Settings settings = given;
   if (settings.most < 0) settings.most = 12;
   Session session(settings);
-  session.sampling.temperature = 0;
+  session.choice.temperature = 0;
   session.load(1);
-  const uint64_t key = 10000 + session.sampling.seed % 90000;
+  const uint64_t key = 10000 + session.seed % 90000;
   const std::string filler =
                         "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ",
                     digits = std::to_string(key);
@@ -506,10 +503,9 @@ int passkey(const Settings& given, int64_t length, double depth) {
   if (settings.json) {
     Json out = {{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}};
     out.update(session.about());
-    std::printf("%s\n", out.dump().c_str());
+    print(out);
   } else {
-    std::printf("%s: %s behind %zu tokens, answered:%s\n", found ? "found" : "not found", digits.c_str(), ids.size(),
-                answer.c_str());
+    print(found ? "found" : "not found", ": ", digits, " behind ", ids.size(), " tokens, answered:", answer);
   }
   return found ? 0 : 1;
 }

@@ -1,9 +1,9 @@
 #include "config.h"
 
-#include <algorithm>
-#include <cmath>
 #include <kernels/rope.h>
 #include <kernels/router.h>
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <tuple>
 
@@ -44,8 +44,8 @@ void read_yarn(RopeConfig& rope, const Fields& fields, const Config& config) {
   rope.truncate = fields.flag("truncate", true);
   const auto amplitude = [&](double m) { return rope.factor <= 1 ? 1.0 : 0.1 * m * std::log(rope.factor) + 1; };
   const double m = fields.number("mscale", 0, 1e3, 0), all = fields.number("mscale_all_dim", 0, 1e3, 0);
-  rope.amplitude = float(
-      fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
+  rope.amplitude =
+      float(fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
 }
 
 // outer: where Phi-3 has the positions that it was trained for at first.
@@ -208,7 +208,8 @@ struct ConfigReader {
     c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
     activation();
     for (const Json* from : {inside, &json}) {
-      if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id", "config.json")) c.eos.push_back(id);
+      if (from != nullptr)
+        for (const int64_t id : token_ids(*from, "eos_token_id", "config.json")) c.eos.push_back(id);
     }
   }
 

@@ -13,14 +13,14 @@
 namespace llm {
 
 struct RopeConfig {
-  std::string type = "default";  // default, linear, dynamic, llama3, yarn, longrope
+  std::string type = "default";                    // default, linear, dynamic, llama3, yarn, longrope
   double theta = 10000, factor = 1, original = 0;  // original: positions that the model was trained for at first
   double low = 1, high = 4;                        // llama3
   double fast = 32, slow = 1;                      // yarn
   bool truncate = true;
-  float amplitude = 1;                             // of sines and cosines
+  float amplitude = 1;                              // of sines and cosines
   std::vector<double> short_factors, long_factors;  // longrope
-  int64_t positions = 0;                           // dynamic: beyond so many the base grows
+  int64_t positions = 0;                            // dynamic: beyond so many the base grows
 
   // rotary_dim / 2 of them, for sequences of so many tokens.
   std::vector<float> frequencies(int rotary_dim, int64_t length) const;
@@ -52,10 +52,14 @@ struct Config {
   std::vector<std::string> unread;  // fields that nothing here knows
 
   Heads shape() const { return {heads, kv_heads, head_dim}; }
-  // Whether angles depend on the length of the text.
+  // Whether angles depend on the length of the text: then steps cannot be asked for ahead.
   bool lengths_matter() const {
     return std::any_of(ropes.begin(), ropes.end(),
                        [](const RopeConfig& rope) { return rope.type == "dynamic" || rope.type == "longrope"; });
+  }
+  // Whether keys that were made for texts of `from` tokens are wrong in one of `to`: then all has to be read anew.
+  bool stale(int64_t from, int64_t to) const {
+    return std::any_of(ropes.begin(), ropes.end(), [&](const RopeConfig& rope) { return rope.differs(from, to); });
   }
 };
 

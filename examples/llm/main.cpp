@@ -189,15 +189,15 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand(
       "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
   add_model(command, g.settings), add_sampling(command, g.settings), add_sinks(command, g.settings);
-  CLI::Option* const system =
-      command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
+  CLI::Option* const system = command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
   command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written")->excludes(system);
   command.add_option("--template", g.settings.chat_template,
                      "a name of one of the model's templates, or a file with one");
   command
-      .add_option("--template-set", g.settings.template_variables,
-                  "NAME=VALUE: a variable of the template, enable_thinking=false say: true, false, null, a whole number "
-                  "or a text; may be given again")
+      .add_option(
+          "--template-set", g.settings.template_variables,
+          "NAME=VALUE: a variable of the template, enable_thinking=false say: true, false, null, a whole number "
+          "or a text; may be given again")
       ->allow_extra_args(false);
   return command;
 }
@@ -217,8 +217,9 @@ void add_perplexity(CLI::App& app, Given& g) {
       command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
           ->capture_default_str()
           ->check(within(0, 1 << 30));
-  command.add_flag("--halves", g.halves,
-                   "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
+  command
+      .add_flag("--halves", g.halves,
+                "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
       ->excludes(stride);
 }
 

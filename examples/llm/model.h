@@ -22,12 +22,11 @@ struct ModelOptions {
   int64_t chunk = 0;      // tokens of a prompt that are computed together; 0: as many as the device is quick with
   int64_t sinks =
       -1;  // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
-  int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
-  bool batch_invariant = false;  // the bits of a text do not depend on how many others are decoded with it
+  int64_t guesses = 0;  // at most, that a step reads with the last token of a single sequence
 };
 
 constexpr int64_t kMostTexts = 4096;  // that are decoded together
-constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
+constexpr int64_t kRing = 64;         // tokens of a text that the host may be behind
 
 // What takes memory, in bytes.
 struct Plan {
@@ -49,36 +48,32 @@ class Model {
   // Checks everything against the files, and allocates nothing.
   static Plan plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options);
   Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
-        const Progress& progress = {});
+        const Progress& progress = {}, bool only_plan = false);
 
   const Plan& plan() const { return plan_; }
   int64_t context() const { return plan_.context; }
   int64_t chunk() const { return options_.chunk; }  // tokens of a prompt that are computed together
 
-  // Tokens [from, from + n) of a text, whose tokens before are in the cache; then the logits of the last one are there.
-  // A GPU may have less behind it than `progress` is told, but by no more than chunk().
-  void read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress = {});
-  // The same, and `each` gets the logits of each of them, in order.
+  // Tokens [from, from + n) of a text, whose tokens before are in the cache; then the logits of the last one are there,
+  // or `each` has got the logits of each of them, in order. A GPU may have less behind it than `progress` is told, but
+  // by no more than chunk().
   using Each = std::function<void(int64_t token, const float* logits)>;
-  void score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each);
+  void read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress = {},
+            const Each& each = {});
 
   // Writing: begin() says what a text is, read() has read all of it, choose_next() chooses its next token, and step()
   // reads that and chooses the one after it, for all texts at once. Tokens are chosen on the device, and step() does
   // not wait: token() does, for token n.
   void begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed);
-  void choose_next(int64_t text);
+  void choose_next(int64_t text, int64_t texts = 1);
   void step(int64_t longest);  // longest: the tokens of the longest text, with those that this step reads
   // The same for a single text of so many tokens, and guesses of those that follow. As many tokens are chosen as are
   // guessed right from the first one on, and one more: those that step() chooses one after the other, unless
-  // lengths_matter().
+  // angles depend on the length of the text.
   void step(int64_t length, int32_t last, const std::vector<int32_t>& guesses);
   int32_t token(int64_t text, int64_t n);
   const float* logits(int64_t row);  // on the host
 
-  // Whether keys that were made for sequences of `from` tokens are wrong in one of `to`: then all has to be read anew.
-  bool stale(int64_t from, int64_t to) const;
-  // Whether angles depend on the length of the text at all: then steps cannot be asked for ahead.
-  bool lengths_matter() const;
   // Whether a step of one text is one launch (walk.cu).
   bool walks() const { return walk_calls_ != nullptr; }
   // What products multiply, and what the cache has.
@@ -100,13 +95,12 @@ class Model {
     Matrix router, expert_gate, expert_up, expert_down,
         shared_gate;  // gate, up and down are then those of the shared expert
     const float *output_bias, *up_bias, *down_bias;
-    Buffer keys, values, key_scales, value_scales;
+    Buffer<char> keys, values;
+    Buffer<float> key_scales, value_scales;
   };
   class Loader;
   class Tensors;
 
-  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
-        const Progress& progress, bool only_plan);
   int64_t inside() const;
   // int8 has a scale for each head.
   size_t key_bytes_of_layer() const {
@@ -115,13 +109,6 @@ class Model {
             (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
   void check_options();
-  // Where calls run, and what they should know of this model.
-  Place place() const {
-    Place out = device_.place();
-    out.wide = bits_of(layers_[0].qkv.q.type) >= 16, out.invariant = options_.batch_invariant;
-    out.room = decoded_.as(), out.room_bytes = decoded_.bytes();
-    return out;
-  }
   size_t workspace_bytes() const;
   size_t decoded_bytes() const;
   size_t code_bytes() const;
@@ -130,16 +117,13 @@ class Model {
   void allocate();
   void check_text(int64_t text, int64_t from, int64_t n) const;  // that such a text has so many tokens behind `from`
   void set_length(int64_t length);
-  void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each, const Progress& progress);
-  void choose(int64_t first, int64_t count);
   void plan_walk();
-  Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
+  Inputs normed(const Norm& norm, const Matrix& w, int64_t rows);
   bool in_codes(const Matrix& w, int64_t rows) const {
     return options_.inputs == int(w.type) && rows >= kManyRows && w.cols % 16 == 0;  // as tensor cores copy them
   }
   Inputs encoded(const Inputs& y, const Matrix& w, int64_t rows);
   void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
-  Texts texts() const;
   void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens, const Progress& progress = {});
   void walk(const Tokens& tokens);
@@ -152,33 +136,39 @@ class Model {
 
   Config config_;
   Device& device_;
+  Place place_;  // where calls run, and what they should know of this model
   ModelOptions options_;
   Plan plan_;
   Type cache_type_ = Type::f16;
   std::vector<Layer> layers_;
   Matrix embedding_, places_, head_;
   Norm last_norm_;
-  const float* zeros_ = nullptr;  // biases of products that have none
-  std::vector<Buffer> memory_;    // weights
+  const float* zeros_ = nullptr;      // biases of products that have none
+  std::vector<Buffer<char>> memory_;  // weights
   size_t weights_per_token_ = 0, weights_count_ = 0;
 
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums
   // before a norm; codes of the y, o or h that the next product reads.
   // owners: zeros, as a prompt's rows are all of one text.
-  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_,
-      decoded_, codes_;
+  Buffer<int32_t> ids_, positions_, owners_, lengths_, table_;
+  Buffer<float> frequencies_[2], x_, raw_, t_, logits_;
+  Buffer<char> y_, q_, o_, h_, room_, decoded_, codes_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::vector<std::function<void()>> decode_;  // steps that are recorded, with 0 guesses, 1, ...
-  int64_t recorded_for_ = 0;  // lengths up to this
-  const WalkCalls* walk_calls_ = nullptr;  // for steps of one text, if there are such calls for this model
+  int64_t recorded_for_ = 0;                   // lengths up to this
+  const WalkCalls* walk_calls_ = nullptr;      // for steps of one text, if there are such calls for this model
   Walk walk_;
-  Buffer walk_layers_, walk_room_;
-  Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
+  Buffer<WalkLayer> walk_layers_;
+  Buffer<char> walk_room_;
+  Buffer<int32_t> expert_ids_, offsets_, order_, places_by_expert_;
+  Buffer<float> router_logits_, shares_, made_;
   Experts experts_;
-  Buffer last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_, seeds_, steps_,
-      out_;  // of the texts that are being written
-  Buffer given_, guessed_, guessed_seeds_;  // by the host, and what Guesses has
+  Buffer<int32_t> last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_;
+  Buffer<uint64_t> seeds_, steps_, out_;
+  Texts texts_;                      // that are being written
+  Buffer<int32_t> given_, guessed_;  // by the host, and what Guesses has
+  Buffer<uint64_t> guessed_seeds_;
   Choice choice_;
   int64_t tokens_ = 0;
   int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, reading_ = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <sstream>
 #include <thread>
 
 #include "model.h"
@@ -29,41 +28,13 @@ class Model::Loader {
   Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
       : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
 
-  bool has(const std::string& name) const { return files_.has(name); }
-  const Weights& files() const { return files_; }
-
   // rows x cols weights; in a transposed model cols x rows in the file. quantize: whether --weights of fewer than 16
   // bits are meant. as: a Type that it has to have, or -1.
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false,
                 int as = -1) {
     const Tensor& tensor =
         files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
-    const Type type = as >= 0 ? Type(as) : type_of(name, tensor.type, cols, quantize);
-    count(tensor.type, type, quantize);
-    Matrix out{nullptr, nullptr, rows, cols, type};
-    const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
-    model_.weights_per_token_ += bytes + scales, model_.weights_count_ += size_t(rows * cols);
-
-    const bool as_it_is = type == tensor.type && !transposed;
-    const bool aligned = reinterpret_cast<uintptr_t>(tensor.data) % size_t(bits_of(tensor.type) / 8) == 0;
-    if (as_it_is && aligned && model_.device_.is_host()) {
-      model_.plan_.mapped += bytes;
-      out.data = tensor.data;
-    } else {
-      model_.plan_.weights += bytes + scales;
-      out.data = out.scales = "";  // anything but null, in a plan
-      if (!only_plan_) {
-        if (as_it_is) {
-          out.data = keep(tensor.data, bytes), out.scales = nullptr;
-        } else {
-          Converted result(bytes, scales);
-          convert(name, tensor, 0, rows, transposed, out, 0, result);
-          keep(out, result);
-        }
-      }
-    }
-    done(tensor.bytes);
-    return out;
+    return joined(name, {{&tensor, 0, rows}}, cols, 1, quantize, transposed, as);
   }
 
   // Some rows of each of several tensors, one below the other: what experts need. `share`: of them that a token reads.
@@ -71,23 +42,28 @@ class Model::Loader {
     const Tensor* tensor;
     int64_t first, rows;
   };
-  Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share) {
-    const Type type = type_of(name, parts[0].tensor->type, cols, true);
-    Matrix out{"", "", 0, cols, type};
-    for (const Slice& part : parts) out.rows += part.rows, count(part.tensor->type, type, true);
+  Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share,
+                bool quantize = true, bool transposed = false, int as = -1) {
+    const Tensor& tensor = *parts[0].tensor;
+    const Type type = as >= 0 ? Type(as) : type_of(name, tensor.type, cols, quantize);
+    Matrix out{"", "", 0, cols, type};  // anything but null, in a plan
+    for (const Slice& part : parts) out.rows += part.rows, count(part.tensor->type, type, quantize);
     const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
     model_.weights_per_token_ += size_t(share * double(bytes + scales)),
         model_.weights_count_ += size_t(share * double(out.rows * cols));
-    model_.plan_.weights += bytes + scales;
-    if (only_plan_) return out;
-    Converted result(bytes, scales);
-    int64_t row = 0;
-    for (const Slice& part : parts) {
-      convert(name, *part.tensor, part.first, part.rows, false, out, row, result);
-      row += part.rows;
-      done(size_t(part.rows * cols) * size_t(bits_of(part.tensor->type) / 8));
+
+    const bool as_it_is = type == tensor.type && !transposed && parts.size() == 1;
+    const unsigned char* const data = tensor.data + llm::weight_bytes(tensor.type, parts[0].first, cols);
+    if (as_it_is && reinterpret_cast<uintptr_t>(data) % size_t(bits_of(type) / 8) == 0 && model_.device_.is_host()) {
+      model_.plan_.mapped += bytes;
+      out.data = data, out.scales = nullptr;
+    } else {
+      model_.plan_.weights += bytes + scales;
+      if (only_plan_) return out;
+      if (as_it_is) out.data = keep(data, bytes), out.scales = nullptr;
+      else convert(name, parts, transposed, out, std::vector<char>(bytes), std::vector<char>(scales));
     }
-    keep(out, result);
+    for (const Slice& part : parts) done(llm::weight_bytes(part.tensor->type, part.rows, cols));
     return out;
   }
 
@@ -122,88 +98,76 @@ class Model::Loader {
               type = type_on_device(stored, asked, model_.device_.rows().activations, [&](Type t) { return has(t); });
     const std::string build = "-DKERNELS_LLM_WEIGHTS says which types a build has";
     if (type < 0 && asked >= 0)
-      throw Error(std::string("weights of ") + name_of(Type(asked)) +
-                  " are not compiled in for this device; --weights takes " + names_of([&](Type t) { return has(t); }) +
-                  " there, and " + build);
+      throw Error("weights of ", name_of(Type(asked)), " are not compiled in for this device; --weights takes ",
+                  names_of([&](Type t) { return has(t); }), " there, and ", build);
     if (type < 0)
-      throw Error(name + ": stored in " + name_of(stored) + ", and no type of 16 or 32 bits is compiled in for this " +
-                  "device; " + build);
+      throw Error(name, ": stored in ", name_of(stored),
+                  ", and no type of 16 or 32 bits is compiled in for this device; ", build);
     if (Type(type) == Type::i4 && cols % kGroup != 0)
-      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
-                  std::to_string(kGroup) + ", which int4 needs; --weights int8 takes any rows");
+      throw Error(name, ": rows of ", cols, " weights are no whole groups of ", kGroup,
+                  ", which int4 needs; --weights int8 takes any rows");
     return Type(type);
   }
   void count(Type stored, Type type, bool quantize) {
     if (wanted(quantize) < 0 && type != stored && !has(stored)) ++model_.plan_.changed[int(stored)][int(type)];
   }
   const void* keep(const void* from, size_t bytes) {
-    model_.memory_.emplace_back(model_.device_, bytes, "weights");
-    model_.memory_.back().upload(from, bytes);
-    return model_.memory_.back().as();
+    model_.memory_.emplace_back(model_.device_, int64_t(bytes), "weights");
+    model_.memory_.back().upload(static_cast<const char*>(from), bytes);
+    return model_.memory_.back();
   }
-  // Weights of another type than the file's, on their way to the device.
-  struct Converted {
-    std::vector<unsigned char> data, scales;
-    Converted(size_t bytes, size_t scale_bytes) : data(bytes), scales(scale_bytes) {}
-  };
-  // Rows of a tensor from `first` on become those from `to` on: some at a time in each thread, so that no second copy
-  // of a large matrix is needed in floats.
-  void convert(const std::string& name, const Tensor& tensor, int64_t first, int64_t rows, bool transposed,
-               const Matrix& out, int64_t to, Converted& result) const {
-    const int64_t size = bits_of(tensor.type) / 8, cols = out.cols,
+  // Rows of tensors as those of a matrix of another type.
+  void convert(const std::string& name, const std::vector<Slice>& parts, bool transposed, Matrix& out,
+               std::vector<char> data, std::vector<char> scales) {
+    int64_t to = 0;
+    for (const Slice& part : parts) {
+      convert(name, part, transposed, out, data.data() + llm::weight_bytes(out.type, to, out.cols),
+              scales.data() + scale_bytes(out.type, to, out.cols));
+      to += part.rows;
+    }
+    out.data = keep(data.data(), data.size());
+    out.scales = scales.empty() ? nullptr : keep(scales.data(), scales.size());
+  }
+  // Some rows at a time in each thread, so that no second copy of a large matrix is needed in floats.
+  void convert(const std::string& name, const Slice& part, bool transposed, const Matrix& out, char* data,
+               char* scales) const {
+    const Type from = part.tensor->type;
+    const int64_t size = bits_of(from) / 8, cols = out.cols,
                   some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
-    std::atomic<int64_t> next{0};
-    std::atomic<float> beyond{0};  // a number that fp16 has no room for
     // Codes of 8 and 4 bits would make ordinary numbers of what is none, and nobody would see that the file is broken.
-    const bool must_be_finite = bits_of(out.type) < 16;
-    std::atomic<bool> finite{true}, packed{true};
+    // Of fp16 65504 is the largest number, to which what is below 65520 is rounded.
+    const bool codes = bits_of(out.type) < 16, half = out.type == Type::f16;
+    std::atomic<int64_t> next{0};
+    std::atomic<float> wrong{0};
     const auto work = [&] {
       std::vector<float> values(size_t(some * cols));
-      for (int64_t row; (row = next.fetch_add(some)) < rows;) {
-        const int64_t n = std::min(some, rows - row);
-        if (!transposed) {
-          to_floats(tensor.type, tensor.data + (first + row) * cols * size, values.data(), n * cols);
-        } else {
-          for (int64_t col = 0; col < cols; ++col) {
-            for (int64_t i = 0; i < n; ++i)
-              to_floats(tensor.type, tensor.data + (col * out.rows + first + row + i) * size,
-                        &values[size_t(i * cols + col)], 1);
-          }
+      for (int64_t row; (row = next.fetch_add(some)) < part.rows;) {
+        const int64_t n = std::min(some, part.rows - row), first = part.first + row;
+        if (!transposed) to_floats(from, part.tensor->data + first * cols * size, values.data(), n * cols);
+        for (int64_t col = 0; transposed && col < cols; ++col) {
+          for (int64_t i = 0; i < n; ++i)
+            to_floats(from, part.tensor->data + (col * out.rows + first + i) * size, &values[size_t(i * cols + col)],
+                      1);
         }
-        if (out.type == Type::f16) {
-          for (int64_t i = 0; i < n * cols; ++i) {
-            const float x = values[size_t(i)];
-            if (std::fabs(x) >= 65520 && std::isfinite(x)) beyond = x;  // what is smaller is rounded to 65504
-          }
+        for (int64_t i = 0; i < n * cols; ++i) {
+          const float x = values[size_t(i)];
+          if (std::isfinite(x) ? half && std::fabs(x) >= 65520 : codes) wrong = x;
         }
-        if (must_be_finite &&
-            !std::all_of(values.data(), values.data() + n * cols, [](float x) { return std::isfinite(x); }))
-          finite = false;
-        if (!from_floats(values.data(), n, cols, out.type,
-                         result.data.data() + llm::weight_bytes(out.type, to + row, cols),
-                         result.scales.data() + scale_bytes(out.type, to + row, cols)))
-          packed = false;
+        from_floats(values.data(), n, cols, out.type, data + llm::weight_bytes(out.type, row, cols),
+                    scales + scale_bytes(out.type, row, cols));
       }
     };
     std::vector<std::thread> others;
-    const int64_t most = std::min<int64_t>(model_.device_.place().threads, (rows + some - 1) / some);
+    const int64_t most = std::min<int64_t>(model_.device_.place().threads, (part.rows + some - 1) / some);
     for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
-    if (!finite)
-      throw Error(name + ": has a weight that is infinite or no number, which " + name_of(out.type) + " cannot hold");
-    if (!packed) throw Error(name + ": cannot be packed as " + name_of(out.type));
-    if (beyond != 0) {
-      std::ostringstream why;
-      why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; "
-          << (has(Type::bf16) ? "--weights bf16 has room for it"
-                              : "bf16 has room for it, which this build does not have (-DKERNELS_LLM_WEIGHTS)");
-      throw Error(why.str());
-    }
-  }
-  void keep(Matrix& out, const Converted& result) {
-    out.data = keep(result.data.data(), result.data.size());
-    out.scales = result.scales.empty() ? nullptr : keep(result.scales.data(), result.scales.size());
+    if (wrong == 0) return;
+    if (codes)
+      throw Error(name, ": has a weight that is infinite or no number, which ", name_of(out.type), " cannot hold");
+    throw Error(name, ": ", wrong, " is beyond 65504, the largest number of fp16; ",
+                has(Type::bf16) ? "--weights bf16 has room for it"
+                                : "bf16 has room for it, which this build does not have (-DKERNELS_LLM_WEIGHTS)");
   }
 
   Model& model_;
@@ -217,7 +181,8 @@ class Model::Loader {
 // Which tensors of the files are which weights of the model.
 class Model::Tensors {
  public:
-  Tensors(Model& model, Loader& loader) : model_(model), loader_(loader), c(model.config_) {}
+  Tensors(Model& model, const Weights& files, Loader& loader)
+      : model_(model), files_(files), loader_(loader), c(model.config_) {}
 
   // All that config.json says there is; what the files have beside it is refused.
   void load() {
@@ -231,7 +196,7 @@ class Model::Tensors {
     }
     head();
     ignore_others();
-    if (const std::string name = loader_.files().unread(); !name.empty())
+    if (const std::string name = files_.unread(); !name.empty())
       throw Error("the tensor " + shown(name) + " belongs to nothing that this architecture (" + c.architecture +
                   ") has");
   }
@@ -254,7 +219,7 @@ class Model::Tensors {
     const std::string table = gpt2 ? "wte.weight" : "embed_tokens.weight";
     prefix_ = gpt2 ? "transformer." : "model.";
     for (const char* other : {"", "transformer.", "model.", "language_model.model.", "model.language_model."}) {
-      if (loader_.has(other + table)) prefix_ = other;
+      if (files_.has(other + table)) prefix_ = other;
     }
     model_.embedding_ = loader_.matrix(prefix_ + table, c.vocabulary, c.hidden, false);
     if (gpt2) {  // read together with the table, as the same type
@@ -277,7 +242,7 @@ class Model::Tensors {
     l.up_bias = loader_.vector(at + "mlp.c_fc.bias", c.inner);
     l.down = loader_.matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
     l.down_bias = loader_.vector(at + "mlp.c_proj.bias", c.hidden);
-    for (const char* mask : {"attn.bias", "attn.masked_bias"}) loader_.files().ignore(at + mask);
+    for (const char* mask : {"attn.bias", "attn.masked_bias"}) files_.ignore(at + mask);
   }
 
   void layer(Layer& l, const std::string& at, bool experts) {
@@ -303,7 +268,7 @@ class Model::Tensors {
     }
     l.output = loader_.matrix(attention + "o_proj.weight", c.hidden, nq);
     if (!experts) l.down = loader_.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
-    loader_.files().ignore(attention + "rotary_emb.inv_freq");
+    files_.ignore(attention + "rotary_emb.inv_freq");
   }
 
   void norms(Layer& l, const std::string& at, const std::string& attention) {
@@ -321,20 +286,19 @@ class Model::Tensors {
 
   // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
   void all_experts(Layer& l, const std::string& at, const std::string& mlp) {
-    const bool mixtral = loader_.has(at + "block_sparse_moe.gate.weight");
+    const bool mixtral = files_.has(at + "block_sparse_moe.gate.weight");
     const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
     const double share = double(c.experts_per_token) / double(c.experts);
     l.router = loader_.matrix(base + "gate.weight", c.experts, c.hidden, false);
     std::vector<Loader::Slice> gate, up, down;
-    const bool fused = loader_.has(all + "gate_up_proj");
+    const bool fused = files_.has(all + "gate_up_proj");
     const Tensor* const both =
-        fused ? &loader_.files().get(all + "gate_up_proj", {c.experts, 2 * c.expert_inner, c.hidden}) : nullptr;
-    const Tensor* const last =
-        fused ? &loader_.files().get(all + "down_proj", {c.experts, c.hidden, c.expert_inner}) : nullptr;
+        fused ? &files_.get(all + "gate_up_proj", {c.experts, 2 * c.expert_inner, c.hidden}) : nullptr;
+    const Tensor* const last = fused ? &files_.get(all + "down_proj", {c.experts, c.hidden, c.expert_inner}) : nullptr;
     for (int64_t e = 0; e < c.experts; ++e) {
       const std::string one = all + std::to_string(e) + ".";
       const auto part = [&](const char* name, int64_t rows, int64_t cols) {
-        return Loader::Slice{&loader_.files().get(one + name + ".weight", {rows, cols}), 0, rows};
+        return Loader::Slice{&files_.get(one + name + ".weight", {rows, cols}), 0, rows};
       };
       gate.push_back(fused ? Loader::Slice{both, e * 2 * c.expert_inner, c.expert_inner}
                            : part(mixtral ? "w1" : "gate_proj", c.expert_inner, c.hidden));
@@ -356,11 +320,11 @@ class Model::Tensors {
   // Behind the layers. The flag decides: a tied model may have a head in its files, which is not read.
   void head() {
     model_.last_norm_ = norm(prefix_ + (gpt2 ? "ln_f" : "norm"), c.hidden);
-    loader_.files().ignore(prefix_ + "rotary_emb.inv_freq");
+    files_.ignore(prefix_ + "rotary_emb.inv_freq");
     if (c.tied) {
       model_.head_ = model_.embedding_;
       for (const char* name : {"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"})
-        loader_.files().ignore(name);
+        files_.ignore(name);
     } else {
       const bool inner = prefix_.rfind("language_model.", 0) == 0;
       model_.head_ =
@@ -370,15 +334,16 @@ class Model::Tensors {
 
   // What models have for pictures.
   void ignore_others() {
-    for (const auto& item : loader_.files().all()) {
-      for (const char* other : {"vision_tower.", "model.vision_tower.", "multi_modal_projector.",
-                                "model.multi_modal_projector."}) {
-        if (item.first.rfind(other, 0) == 0) loader_.files().ignore(item.first);
+    for (const auto& item : files_.all()) {
+      for (const char* other :
+           {"vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."}) {
+        if (item.first.rfind(other, 0) == 0) files_.ignore(item.first);
       }
     }
   }
 
   Model& model_;
+  const Weights& files_;
   Loader& loader_;
   const Config& c;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
@@ -391,55 +356,48 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
     : config_(config), device_(device), options_(options) {
   check_options();
   layers_.resize(config_.layers.size());
-  Loader loader(*this, files, progress, true);
-  Tensors(*this, loader).load();
+  const auto load = [&](bool plans) {
+    plan_ = {}, weights_per_token_ = weights_count_ = 0;
+    Loader loader(*this, files, progress, plans);
+    Tensors(*this, files, loader).load();
+  };
+  load(true);
   plan_memory();
   if (only_plan) return;
-  plan_.mapped = plan_.weights = weights_per_token_ = weights_count_ = 0;
-  std::fill_n(&plan_.changed[0][0], kTypes * kTypes, 0);
-  Loader again(*this, files, progress, false);
-  Tensors(*this, again).load();
+  const Plan plan = plan_;
+  load(false);
+  plan_ = plan;
   allocate();
+}
+
+Plan Model::plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options) {
+  return Model(config, files, device, options, {}, true).plan_;
 }
 
 void Model::check_options() {
   const Config& c = config_;
-  if (options_.sequences < 1 || options_.sequences > kMostTexts)
-    throw Error("the number of sequences is not between 1 and " + std::to_string(kMostTexts));
-  if (options_.chunk < 0 || options_.chunk > 1 << 20) throw Error("--chunk is not between 0 and 2^20");
+  const Type inputs = Type(options_.inputs);
+  const auto refuse_if = [](bool wrong, const auto&... why) {
+    if (wrong) throw Error(why...);
+  };
   if (options_.chunk == 0) options_.chunk = device_.chunk();
   if (options_.sinks >= 0) {
-    if (c.learned_positions)
-      throw Error("--sinks: the positions of this model are learned, and there are no more than " +
-                  std::to_string(c.positions));
-    if (lengths_matter())
-      throw Error(
-          "--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");
+    refuse_if(c.learned_positions, "--sinks: the positions of this model are learned, and there are no more than ",
+              c.positions);
+    refuse_if(c.lengths_matter(), "--sinks: the angles of this model depend on the length of the text, and keys that ",
+              "are gone cannot be made anew");
   }
   if (options_.inputs >= 0) {
-    const Type type = Type(options_.inputs);
-    const std::string what = std::string("--inputs ") + name_of(type);
-    if (options_.weights != options_.inputs || bits_of(type) != 8)
-      throw Error(what + ": there are --inputs int8 with --weights int8, --inputs fp8 with --weights fp8, and auto");
-    const ProductCalls* const calls = device_.products(type);
-    if (calls != nullptr && !calls->takes_codes(device_.place()))
-      throw Error(what +
-                  ": this GPU, or the code for it, does not multiply codes of 8 bits as they are; auto is allowed");
+    refuse_if(options_.weights != options_.inputs || bits_of(inputs) != 8, "--inputs ", name_of(inputs),
+              ": there are --inputs int8 with --weights int8, --inputs fp8 with --weights fp8, and auto");
+    const ProductCalls* const calls = device_.products(inputs);
+    refuse_if(calls != nullptr && !calls->takes_codes(device_.place()), "--inputs ", name_of(inputs),
+              ": this GPU, or the code for it, does not multiply codes of 8 bits as they are; auto is allowed");
   }
-  if (options_.guesses < 0 || options_.guesses >= kRing)
-    throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
-  if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");
-  if (options_.guesses > 0 && options_.sinks >= 0)
-    throw Error(
-        "--lookup and --sinks exclude each other: a wrong guess would take the place of a key that is still seen");
-}
-
-Model::Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
-             const Progress& progress)
-    : Model(config, files, device, options, progress, false) {}
-
-Plan Model::plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options) {
-  return Model(config, files, device, options, {}, true).plan_;
+  refuse_if(options_.guesses > 0 && options_.sequences > 1, "--lookup is for one text at a time");
+  refuse_if(options_.guesses > 0 && options_.sinks >= 0,
+            "--lookup and --sinks exclude each other: a wrong guess would ",
+            "take the place of a key that is still seen");
 }
 
 }  // namespace llm

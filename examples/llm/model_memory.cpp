@@ -1,5 +1,6 @@
 // The memory of a model: how much it takes, and buffers for keys and values and for activations.
 #include <algorithm>
+#include <numeric>
 
 #include "model.h"
 
@@ -12,20 +13,20 @@ std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1
 }  // namespace
 
 std::string Plan::changes() const {
-  std::string out;
+  std::vector<std::string> all;
   for (int from = 0; from < kTypes; ++from) {
     for (int to = 0; to < kTypes; ++to) {
-      if (changed[from][to] == 0) continue;
-      const bool one = changed[from][to] == 1;
-      out += (out.empty() ? "" : ", ") + std::to_string(changed[from][to]) + (one ? " matrix of " : " matrices of ") +
-             name_of(Type(from)) + (one ? " becomes " : " become ") + name_of(Type(to));
+      const int64_t n = changed[from][to];
+      if (n > 0)
+        all.push_back(concat(n, n == 1 ? " matrix of " : " matrices of ", name_of(Type(from)),
+                             n == 1 ? " becomes " : " become ", name_of(Type(to))));
     }
   }
-  if (!out.empty()) out += ": the stored type is not compiled in for this device";
+  std::string out = all.empty() ? "" : listed(all) + ": the stored type is not compiled in for this device";
   if (is_tight())
-    out += (out.empty() ? "" : "; ") + ("the " + megabytes(mapped) + " that stay in the files do not fit into the ") +
-           megabytes(free) + " that are free, of which the rest takes " + megabytes(total()) +
-           ": they are read from the disk again and again";
+    out += concat(out.empty() ? "" : "; ", "the ", megabytes(mapped), " that stay in the files do not fit into the ",
+                  megabytes(free), " that are free, of which the rest takes ", megabytes(total()),
+                  ": they are read from the disk again and again");
   return out;
 }
 
@@ -38,11 +39,9 @@ int64_t Model::inside() const {
 size_t Model::workspace_bytes() const {
   size_t bytes = 0;
   const AttendCalls& calls = *device_.attend(cache_type_);
-  Place place = device_.place();
-  place.invariant = options_.batch_invariant;
   for (int64_t each = 1; each <= kChunkQueries; ++each)
-    bytes = std::max(bytes, calls.bytes(place, {1, each}, config_.shape()));
-  return std::max(bytes, calls.bytes(place, {options_.sequences, 1}, config_.shape()));
+    bytes = std::max(bytes, calls.bytes(device_.place(), {1, each}, config_.shape()));
+  return std::max(bytes, calls.bytes(device_.place(), {options_.sequences, 1}, config_.shape()));
 }
 
 // Room for the weights of a layer's largest product in 16 bits.
@@ -66,9 +65,8 @@ void Model::plan_memory() {
   cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type;
   if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
   if (device_.attend(cache_type_) == nullptr)
-    throw Error(std::string("keys and values of ") + name_of(cache_type_) +
-                " are not compiled in for this device; --cache takes " +
-                names_of([&](Type type) { return device_.attend(type) != nullptr; }) + " there");
+    throw Error("keys and values of ", name_of(cache_type_), " are not compiled in for this device; --cache takes ",
+                names_of([&](Type type) { return device_.attend(type) != nullptr; }), " there");
   const size_t a = size_t(bits_of(device_.rows().activations) / 8), texts = size_t(options_.sequences),
                per_token = key_bytes() * texts, id_bytes = sizeof(int32_t) * texts, workspace = workspace_bytes();
   const auto plan_activations = [&] {
@@ -96,20 +94,19 @@ void Model::plan_memory() {
     plan_activations();
   }
   if (c.learned_positions && plan_.context > c.positions)
-    throw Error("--context: this model has no more than " + std::to_string(c.positions) + " positions");
+    throw Error("--context: this model has no more than ", c.positions, " positions");
   if (options_.sinks >= plan_.context && plan_.context > 0)
-    throw Error("--sinks: the context of " + std::to_string(plan_.context) + " tokens is not larger");
+    throw Error("--sinks: the context of ", plan_.context, " tokens is not larger");
   page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context))
                             : std::max<int64_t>(1, plan_.context);
   plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
   plan_.activations += size_t(plan_.context + (plan_.context + page_ - 1) / page_) * id_bytes;
   if (plan_.context >= 1 && plan_.total() <= device_.free_bytes()) return;
   const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " where the files are mapped)" : "",
-                    each = options_.sequences > 1 ? " of each of " + std::to_string(options_.sequences) + " texts" : "";
-  throw Error("the model does not fit: " + megabytes(plan_.weights + plan_.mapped) + " of weights" + mapped + ", " +
-              megabytes(plan_.cache) + " of keys and values for " + std::to_string(plan_.context) + " tokens" + each +
-              " and " + megabytes(plan_.activations) + " of activations, and " + megabytes(plan_.free) +
-              " are free" + helps());
+                    each = options_.sequences > 1 ? concat(" of each of ", options_.sequences, " texts") : "";
+  throw Error("the model does not fit: ", megabytes(plan_.weights + plan_.mapped), " of weights", mapped, ", ",
+              megabytes(plan_.cache), " of keys and values for ", plan_.context, " tokens", each, " and ",
+              megabytes(plan_.activations), " of activations, and ", megabytes(plan_.free), " are free", helps());
 }
 
 // The options that make the largest part smaller, as far as they are not given yet.
@@ -135,66 +132,56 @@ std::string Model::helps() const {
     if (options_.chunk > 32) all.push_back("a smaller --chunk");
     if (options_.sequences > 1) all.push_back("fewer texts");
   }
-  std::string out;
-  for (size_t i = 0; i < all.size(); ++i) out += (i == 0 ? "; try " : i + 1 < all.size() ? ", " : " or ") + all[i];
-  return out;
+  return all.empty() ? "" : "; try " + listed(all, " or ");
 }
 
 void Model::allocate() {
   const Config& c = config_;
-  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_;
-  const size_t a = size_t(bits_of(device_.rows().activations) / 8);
-  const auto make = [&](Buffer& buffer, int64_t elements, size_t size, const char* what = "activations") {
-    buffer = Buffer(device_, size_t(elements) * size, what);
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_,
+                texts = options_.sequences, guesses = options_.guesses + 1, a = bits_of(device_.rows().activations) / 8;
+  const auto make = [&](auto& buffer, int64_t count, const char* what = "activations", bool shared = false) {
+    buffer = std::decay_t<decltype(buffer)>(device_, count, what, shared);
   };
   for (Layer& layer : layers_) {
-    const int64_t elements = options_.sequences * pages * page_ * nk;
-    make(layer.keys, elements, size_t(bits_of(cache_type_) / 8), "keys");
-    make(layer.values, elements, size_t(bits_of(cache_type_) / 8), "values");
+    const int64_t elements = texts * pages * page_ * nk, size = bits_of(cache_type_) / 8;
+    make(layer.keys, elements * size, "keys"), make(layer.values, elements * size, "values");
     if (cache_type_ != Type::i8) continue;
-    make(layer.key_scales, elements / c.head_dim, 4, "keys");
-    make(layer.value_scales, elements / c.head_dim, 4, "values");
+    make(layer.key_scales, elements / c.head_dim, "keys"), make(layer.value_scales, elements / c.head_dim, "values");
   }
-  std::vector<int32_t> table(static_cast<size_t>(options_.sequences * pages));
-  for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
-  make(table_, int64_t(table.size()), 4);
-  table_.upload(table.data(), table.size() * 4);
-  for (Buffer* buffer : {&ids_, &positions_, &owners_}) make(*buffer, rows_, 4);
-  make(lengths_, 2, 4);
-  make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
-  make(raw_, rows_ * (nq + 2 * nk), 4);
-  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
-  make(logits_, logit_rows_ * c.vocabulary, 4);
-  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_})
-    make(*buffer, options_.sequences, 4);
-  make(chosen_, logit_rows_, 4);
-  decode_.resize(size_t(options_.guesses + 1));
-  given_ = Buffer(device_, decode_.size() * 4, "tokens", true);
-  make(guessed_, 3 * int64_t(decode_.size()), 4), make(guessed_seeds_, 2 * int64_t(decode_.size()), 8);
-  for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
-  make(history_, options_.sequences * context(), 4);
-  out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
+  std::vector<int32_t> table(size_t(texts * pages));
+  std::iota(table.begin(), table.end(), 0);
+  make(table_, texts * pages);
+  table_.upload(table.data(), table.size());
+  for (auto* buffer : {&ids_, &positions_, &owners_}) make(*buffer, rows_);
+  make(lengths_, 2);
+  make(x_, rows_ * c.hidden), make(t_, rows_ * c.hidden), make(y_, rows_ * c.hidden * a);
+  make(raw_, rows_ * (nq + 2 * nk));
+  make(q_, rows_ * nq * a), make(o_, rows_ * nq * a), make(h_, rows_ * inside() * a);
+  make(logits_, logit_rows_ * c.vocabulary), make(chosen_, logit_rows_);
+  for (auto* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_}) make(*buffer, texts);
+  make(seeds_, texts), make(steps_, texts), make(history_, texts * context());
+  make(out_, kRing * texts, "tokens", true);
+  texts_ = {last_ids_, last_positions_, last_lengths_, last_kept_,         chosen_, history_, seeds_, steps_, out_,
+            texts,     context(),       kRing,         options_.sinks >= 0};
+  decode_.resize(size_t(guesses));
+  make(given_, guesses, "tokens", true), make(guessed_, 3 * guesses), make(guessed_seeds_, 2 * guesses);
   if (c.experts > 0) {
     const int64_t choices = rows_ * c.experts_per_token;
-    for (Buffer* buffer : {&expert_ids_, &order_, &places_by_expert_, &shares_}) make(*buffer, choices, 4);
-    make(offsets_, c.experts + 1, 4), make(router_logits_, rows_ * c.experts, 4), make(made_, choices * c.hidden, 4);
-    experts_ = {c.experts,
-                c.experts_per_token,
-                c.shares_add_to_one,
-                expert_ids_.as<int32_t>(),
-                offsets_.as<int32_t>(),
-                order_.as<int32_t>(),
-                places_by_expert_.as<int32_t>(),
-                router_logits_.as<float>(),
-                shares_.as<float>()};
+    for (auto* buffer : {&expert_ids_, &order_, &places_by_expert_}) make(*buffer, choices);
+    make(offsets_, c.experts + 1), make(shares_, choices);
+    make(router_logits_, rows_ * c.experts), make(made_, choices * c.hidden);
+    experts_ = {c.experts, c.experts_per_token, c.shares_add_to_one, expert_ids_, offsets_,
+                order_,    places_by_expert_,   router_logits_,      shares_};
   }
-  room_ = Buffer(device_, workspace_bytes(), "activations");
-  decoded_ = Buffer(device_, decoded_bytes(), "decoded weights");
-  codes_ = Buffer(device_, code_bytes(), "codes of inputs");
+  make(room_, int64_t(workspace_bytes())), make(codes_, int64_t(code_bytes()), "codes of inputs");
+  make(decoded_, int64_t(decoded_bytes()), "decoded weights");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
-    make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
-    ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};
+    make(frequencies_[i], c.rotary_dim / 2);
+    ropes_[i] = {frequencies_[i], c.rotary_dim, c.ropes[i].amplitude};
   }
+  place_ = device_.place();
+  place_.wide = bits_of(layers_[0].qkv.q.type) >= 16;
+  place_.room = decoded_, place_.room_bytes = decoded_.count();
   plan_walk();
 }
 
@@ -203,8 +190,8 @@ void Model::plan_walk() {
   const Config& c = config_;
   const Matrix& w = layers_[0].up;
   const WalkCalls* const calls = device_.walk(w.type);
-  if (calls == nullptr || options_.sequences != 1 || options_.batch_invariant || c.layer_norm || c.post_norms ||
-      c.learned_positions || c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
+  if (calls == nullptr || options_.sequences != 1 || c.layer_norm || c.post_norms || c.learned_positions ||
+      c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
     return;
   std::vector<WalkLayer> layers;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -215,7 +202,7 @@ void Model::plan_walk() {
       if (m->type != w.type) return;
     }
     layers.push_back({l.qkv, l.output, l.gate, l.up, l.down, l.attention_norm.gamma, l.mlp_norm.gamma, l.q_norm.gamma,
-                      l.k_norm.gamma, l.keys.as(), l.values.as(), how.rope, how.window});
+                      l.k_norm.gamma, l.keys, l.values, how.rope, how.window});
   }
   walk_ = {};
   walk_.count = int64_t(layers.size()), walk_.hidden = c.hidden, walk_.inner = c.inner, walk_.vocabulary = c.vocabulary,
@@ -224,14 +211,14 @@ void Model::plan_walk() {
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
   walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
   if (head_.type == w.type) walk_.head = head_;  // a head is never quantized: with codes it is a call of its own
-  walk_.last_norm = last_norm_.gamma, walk_.x = x_.as<float>(), walk_.logits = logits_.as<float>();
+  walk_.last_norm = last_norm_.gamma, walk_.x = x_, walk_.logits = logits_;
   const size_t bytes = calls->bytes(walk_);
   if (bytes == 0) return;
-  walk_layers_ = Buffer(device_, layers.size() * sizeof(WalkLayer), "layers");
-  walk_layers_.upload(layers.data(), layers.size() * sizeof(WalkLayer));
-  walk_room_ = Buffer(device_, bytes, "activations");
-  walk_.layers = walk_layers_.as<WalkLayer>(), walk_.room = walk_room_.as();
-  if (calls->begin(device_.place(), walk_, layers.data()) != nullptr) return;  // the other calls do without maps
+  walk_layers_ = Buffer<WalkLayer>(device_, walk_.count, "layers");
+  walk_layers_.upload(layers.data(), layers.size());
+  walk_room_ = Buffer<char>(device_, int64_t(bytes), "activations");
+  walk_.layers = walk_layers_, walk_.room = walk_room_;
+  if (calls->begin(place_, walk_, layers.data()) != nullptr) return;  // the other calls do without maps
   walk_calls_ = calls;
 }
 

@@ -1,15 +1,14 @@
 #include "session.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <limits>
 #include <random>
 #include <set>
-#include <unistd.h>
 
 #include "fields.h"
 
@@ -25,7 +24,7 @@ int type_of(const std::string& name, const char* option, const char* otherwise, 
     if (name == name_of(Type(i))) return i;
     all += std::string(", ") + name_of(Type(i));
   }
-  throw Error(std::string(option) + ": " + shown(name) + " is none of " + all);
+  throw Error(option, ": ", shown(name), " is none of ", all);
 }
 int weights_type_of(const Settings& settings) {
   return type_of(settings.weights, "--weights", "stored", Type::f32, Type::i4);
@@ -132,13 +131,12 @@ Session::Session(const Settings& all) : settings(all) {
   generation = Json::object();
   if (file_exists(directory + "/generation_config.json"))
     generation = llm::read_json(directory + "/generation_config.json");
-  if (!generation.is_object()) throw Error("generation_config.json: not an object");
   weights.emplace(directory);
   tokenizer.emplace(directory);
   for (const char* name : {"bos_token", "eos_token"}) {
     const std::string text = tokenizer->special_names.value(name, "");
-    if (!text.empty() && tokenizer->id_of(text) < 0 && !settings.quiet)
-      std::fprintf(stderr, "tokenizer_config.json: %s: %s is no token\n", name, shown(text).c_str());
+    if (!text.empty() && tokenizer->id_of(text) < 0)
+      settings.say("tokenizer_config.json: ", name, ": ", shown(text), " is no token");
   }
 
   const Json variables = template_variables(settings.template_variables);
@@ -170,19 +168,40 @@ void Session::find_stops() {
 
 int64_t Session::tokens() const { return std::min(config.vocabulary, tokenizer->size()); }
 
-Choice Session::choice() const {
-  return {float(sampling.temperature), float(sampling.top_p), float(sampling.min_p), float(sampling.repetition_penalty),
-          int32_t(sampling.top_k)};
-}
-
 void Session::say_unread(const char* file, const std::vector<std::string>& fields) const {
-  if (fields.empty() || settings.quiet) return;
-  std::string names;
-  for (const std::string& name : fields) names += (names.empty() ? "" : ", ") + shown(name);
-  std::fprintf(stderr, "%s: not read: %s\n", file, names.c_str());
+  std::vector<std::string> names;
+  for (const std::string& name : fields) names.push_back(shown(name));
+  if (!names.empty()) settings.say(file, ": not read: ", listed(names));
 }
 
-void Session::say_unread_generation(const Fields& fields) const {
+// What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
+// them drawn.
+void Session::read_sampling() {
+  const Fields fields(generation, "generation_config.json");
+  const bool draws = fields.flag("do_sample", false) || settings.top_k.value_or(0) > 0 ||
+                     settings.top_p.value_or(1) < 1 || settings.min_p.value_or(0) > 0;
+  const auto stated = [&](const char* name, double otherwise) {
+    constexpr double any = std::numeric_limits<double>::max();
+    return fields.number(name, -any, any, otherwise);
+  };
+  const auto checked = [](const char* name, double x, double low, double high) {
+    if (x >= low && x <= high) return float(x);
+    throw Error("sampling, by an option or by generation_config.json: ", name, " is not between ", low, " and ", high);
+  };
+  const double temperature = stated("temperature", 1), top_p = stated("top_p", 1), min_p = stated("min_p", 0),
+               penalty = stated("repetition_penalty", 1);
+  const int64_t top_k = fields.integer("top_k", -1, std::numeric_limits<int64_t>::max(), 0);
+  choice = {checked("temperature", settings.temperature.value_or(draws ? temperature : 0), 0, 100),
+            checked("top_p", settings.top_p.value_or(draws ? top_p : 1), 0, 1),
+            checked("min_p", settings.min_p.value_or(draws ? min_p : 0), 0, 1),
+            checked("repetition_penalty", settings.repetition_penalty.value_or(penalty), 1e-6, 1e6),
+            int32_t(settings.top_k.value_or(draws ? std::clamp<int64_t>(top_k, 0, 1000000000) : 0))};
+  seed = settings.seed ? *settings.seed : std::random_device{}();
+  for (const std::string& stop : settings.stops) {
+    if (stop.empty()) throw Error("--stop: an empty string would end every text");
+    if (valid_utf8(stop) != stop) throw Error("--stop: ", shown(valid_utf8(stop)), " is not UTF-8");
+  }
+
   fields.ignore({"eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
                  "_from_model_config", "use_cache", "cache_implementation", "cache_config", "return_legacy_cache",
                  "output_attentions", "output_hidden_states", "output_scores", "output_logits",
@@ -196,48 +215,14 @@ void Session::say_unread_generation(const Fields& fields) const {
   say_unread("generation_config.json", unread);
 }
 
-// What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
-// them drawn.
-void Session::read_sampling() {
-  const Fields fields(generation, "generation_config.json");
-  const auto number = [&](const char* name, double otherwise) {
-    constexpr double any = std::numeric_limits<double>::max();
-    return fields.number(name, -any, any, otherwise);
-  };
-  const bool do_sample = fields.flag("do_sample", false);
-  const double temperature = number("temperature", 1), top_p = number("top_p", 1), min_p = number("min_p", 0);
-  const int64_t top_k = fields.integer("top_k", -1, std::numeric_limits<int64_t>::max(), 0);
-  const bool samples = do_sample || settings.top_k.value_or(0) > 0 || settings.top_p.value_or(1) < 1 ||
-                       settings.min_p.value_or(0) > 0;
-  sampling.temperature = settings.temperature.value_or(samples ? temperature : 0);
-  sampling.top_k = settings.top_k.value_or(samples ? std::clamp<int64_t>(top_k, 0, 1000000000) : 0);
-  sampling.top_p = settings.top_p.value_or(samples ? top_p : 1);
-  sampling.min_p = settings.min_p.value_or(samples ? min_p : 0);
-  sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));
-  say_unread_generation(fields);
-  const auto must = [](bool holds, const char* what) {
-    if (!holds) throw Error(std::string("sampling, by an option or by generation_config.json: ") + what);
-  };
-  must(sampling.temperature >= 0 && sampling.temperature <= 100, "the temperature is not between 0 and 100");
-  must(sampling.top_p >= 0 && sampling.top_p <= 1, "top_p is not between 0 and 1");
-  must(sampling.min_p >= 0 && sampling.min_p <= 1, "min_p is not between 0 and 1");
-  must(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 1e6,
-       "the repetition penalty is not above 0, or above 10^6");
-  for (const std::string& stop : settings.stops) {
-    if (stop.empty()) throw Error("--stop: an empty string would end every text");
-    if (valid_utf8(stop) != stop) throw Error("--stop: " + shown(valid_utf8(stop)) + " is not UTF-8");
-  }
-  sampling.seed = settings.seed ? *settings.seed : std::random_device{}();
-}
-
 void Session::choose_device() {
   if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu")
-    throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
+    throw Error("--device: ", shown(settings.device), " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
     device = make_gpu(activation_types(weights_type_of(settings), weights->all()), settings.threads, why);
-    if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
-    if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
+    if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: ", why);
+    if (device == nullptr) settings.say("on the CPU: ", why);
   }
   if (device == nullptr) device = make_cpu(settings.threads);
 }
@@ -259,12 +244,12 @@ void Session::load(int64_t sequences) {
     model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
   }
   say_changes(model->plan());
-  const auto context = static_cast<long long>(model->context()), positions = static_cast<long long>(config.positions);
-  if (!settings.quiet && settings.sinks < 0 && context > positions)
-    std::fprintf(stderr, "a context of %lld tokens: the model was made for %lld\n", context, positions);
-  if (!settings.quiet && settings.context == 0 && context < positions)
-    std::fprintf(stderr, "a context of %lld tokens of %lld, as there is no memory for more; --context sets it\n",
-                 context, positions);
+  const int64_t context = model->context(), positions = config.positions;
+  if (settings.sinks < 0 && context > positions)
+    settings.say("a context of ", context, " tokens: the model was made for ", positions);
+  if (settings.context == 0 && context < positions)
+    settings.say("a context of ", context, " tokens of ", positions,
+                 ", as there is no memory for more; --context sets it");
 }
 
 Json Session::about() const {
@@ -273,19 +258,19 @@ Json Session::about() const {
 
 void Session::check(const std::vector<Tokenizer::Ids>& prompts, const std::vector<int64_t>& lines) const {
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string which = i < lines.size()     ? "the prompt in line " + std::to_string(lines[i])
-                              : prompts.size() > 1 ? "prompt " + std::to_string(i + 1)
+    const std::string which = i < lines.size()     ? concat("the prompt in line ", lines[i])
+                              : prompts.size() > 1 ? concat("prompt ", i + 1)
                                                    : "the prompt";
-    if (prompts[i].empty()) throw Error(which + " is empty, and this tokenizer has no token that begins a text");
+    if (prompts[i].empty()) throw Error(which, " is empty, and this tokenizer has no token that begins a text");
     if (settings.sinks < 0 && int64_t(prompts[i].size()) >= model->context())
-      throw Error(which + " has " + std::to_string(prompts[i].size()) + " tokens, and the context is " +
-                  std::to_string(model->context()) + "; a larger --context has room for it");
+      throw Error(which, " has ", prompts[i].size(), " tokens, and the context is ", model->context(),
+                  "; a larger --context has room for it");
   }
 }
 
 void Session::say_changes(const Plan& plan) const {
   const std::string changes = plan.changes();
-  if (!settings.quiet && !changes.empty()) std::fprintf(stderr, "weights: %s\n", changes.c_str());
+  if (!changes.empty()) settings.say("weights: ", changes);
 }
 
 namespace {
@@ -302,8 +287,6 @@ class Writer {
         print_(print),
         times_(times),
         first_(first),
-        count_(session.tokens()),
-        how_(session.choice()),
         texts_(prompts.size()),
         streams_(prompts.size()),
         holds_(prompts.size(), Stops(session.settings.stops)),
@@ -348,10 +331,12 @@ class Writer {
     text.read = int64_t(text.ids.size());
     text.ids.push_back(id);
     times_.decoded += 1;
-    if (ends || found) text.finish = "stop";
-    else if (is_long_enough(text)) text.finish = "length";
-    else if (settings_.sinks < 0 && int64_t(text.ids.size()) >= model_.context()) text.finish = "length";
-    else if (interrupted()) text.finish = "interrupted";
+    if (ends || found)
+      text.finish = "stop";
+    else if (is_long_enough(text) || (settings_.sinks < 0 && int64_t(text.ids.size()) >= model_.context()))
+      text.finish = "length";
+    else if (interrupted())
+      text.finish = "interrupted";
     if (text.finish != nullptr && !found) {
       more += holds_[i].add(streams_[i].end(), found);
       if (found) text.finish = "stop";
@@ -361,15 +346,18 @@ class Writer {
     if (print_ && !more.empty()) print_(first_ + i, more);
   }
 
+  // What the tokenizer has no text for is never chosen.
+  void begin(size_t i) { model_.begin(int64_t(i), texts_[i].ids, s_.choice, s_.tokens(), s_.seed + first_ + i); }
+
   // Reads a prompt, and takes the first token behind it.
   void read(size_t i, int64_t from) {
     Text& text = texts_[i];
-    model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + first_ + i);
+    begin(i);
     // In pieces, so that it can be interrupted: few tokens behind the context, where they are read one by one. Where
     // angles depend on the length of the text all of it has to be known.
     int64_t at = from;
     for (int64_t n = 0; at < text.prompt && !interrupted(); at += n) {
-      n = model_.lengths_matter() ? text.prompt : at < model_.context() ? model_.chunk() : 8;
+      n = s_.config.lengths_matter() ? text.prompt : at < model_.context() ? model_.chunk() : 8;
       n = std::min(n, text.prompt - at);
       const int64_t before = was_read_ + at - from;
       model_.read(int64_t(i), at, text.ids.data() + at, n,
@@ -387,23 +375,16 @@ class Writer {
     }
   }
 
-  // The angles of all keys have changed.
-  void read_anew() {
-    for (size_t i = 0; i < texts_.size(); ++i) {
-      model_.begin(int64_t(i), texts_[i].ids, how_, count_, s_.sampling.seed + first_ + i);
-      model_.read(int64_t(i), 0, texts_[i].ids.data(), int64_t(texts_[i].ids.size()));
-      model_.choose_next(int64_t(i));
-    }
-  }
-
   // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until
   // all have.
   void write() {
     int64_t longest = 0;
     for (const Text& text : texts_) longest = std::max(longest, int64_t(text.ids.size()));
     for (int64_t asked = 0, done = 0; std::any_of(texts_.begin(), texts_.end(), is_open); ++done) {
-      if (model_.stale(longest + done - 1, longest + done)) {
-        read_anew();
+      if (s_.config.stale(longest + done - 1, longest + done)) {  // the angles of all keys change: so it is one text
+        begin(0);
+        model_.read(0, 0, texts_[0].ids.data(), int64_t(texts_[0].ids.size()));
+        model_.choose_next(0);
         asked = done + 1;
       }
       times_.steps += 1;
@@ -413,7 +394,7 @@ class Writer {
         continue;
       }
       // In a ring, steps behind the end of the text would take the place of keys that go on to be seen.
-      const bool none_ahead = model_.lengths_matter() || (goes_on_ && settings_.sinks >= 0);
+      const bool none_ahead = s_.config.lengths_matter() || (goes_on_ && settings_.sinks >= 0);
       const int64_t ahead = none_ahead ? 0 : s_.device->ahead();
       for (; asked <= done + ahead; ++asked) model_.step(std::min(model_.context(), longest + asked));
       for (size_t i = 0; i < texts_.size(); ++i) {
@@ -430,7 +411,7 @@ class Writer {
     std::vector<int32_t> guesses;
     if (steps) {
       // Angles that depend on the length of the text would be those of the text with all guesses.
-      if (!model_.lengths_matter()) guesses = lookup(text.ids, std::min(reach_, model_.context() - length));
+      if (!s_.config.lengths_matter()) guesses = lookup(text.ids, std::min(reach_, model_.context() - length));
       model_.step(length, text.ids.back(), guesses);
     }
     size_t right = 0;
@@ -447,14 +428,12 @@ class Writer {
   Session::Times& times_;
   const size_t first_;
   bool goes_on_ = false;
-  const int64_t count_;  // what the tokenizer has no text for is never chosen
-  const Choice how_;
   std::vector<Text> texts_;
   std::vector<Utf8Stream> streams_;
   std::vector<Stops> holds_;
   ProgressLine reading_;
   int64_t to_read_ = 0, was_read_ = 0;  // tokens of all prompts
-  int64_t reach_ = settings_.lookup;  // guesses: more where they are right, fewer where they are not
+  int64_t reach_ = settings_.lookup;    // guesses: more where they are right, fewer where they are not
 };
 
 }  // namespace

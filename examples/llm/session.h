@@ -13,14 +13,6 @@
 
 namespace llm {
 
-class Fields;
-
-struct Sampling {
-  double temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
-  int64_t top_k = 0;
-  uint64_t seed = 0;
-};
-
 // What the command line says about the model.
 struct Settings {
   std::string directory, device = "auto", weights = "stored", inputs = "auto", cache = "auto";
@@ -37,11 +29,17 @@ struct Settings {
   std::vector<std::string> stops;
   bool echo = true;  // generate prints the prompt as well
   bool ignore_eos = false;
-  std::string chat_template;  // a name or a file
+  std::string chat_template;                    // a name or a file
   std::vector<std::string> template_variables;  // NAME=VALUE
   int64_t sinks =
       -1;  // texts go on when the context is full: so many first tokens are kept, and of the others the last
   int64_t lookup = 0;  // tokens that are guessed in a step
+
+  // A line on the error output, unless it is to be quiet.
+  template <class... Parts>
+  void say(const Parts&... parts) const {
+    if (!quiet) std::fputs((concat(parts...) + "\n").c_str(), stderr);
+  }
 };
 
 // Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
@@ -94,14 +92,15 @@ class Session {
   // A text that is being written.
   struct Text {
     Tokenizer::Ids ids;
-    int64_t prompt = 0;   // of them
-    int64_t read = 0;     // of them, which are in the cache
-    std::string written;  // what came behind the prompt
+    int64_t prompt = 0;            // of them
+    int64_t read = 0;              // of them, which are in the cache
+    std::string written;           // what came behind the prompt
     const char* finish = nullptr;  // "stop", "length", "interrupted"
   };
   struct Times {
     double prompt_seconds = 0, decode_seconds = 0;
     int64_t prompt_tokens = 0, steps = 0, decoded = 0;
+    double speed() const { return decode_seconds > 0 ? double(decoded) / decode_seconds : 0; }  // tokens/s
   };
   // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of a single text
   // that the cache has, if the next call is to go on with what it has then; otherwise -1.
@@ -122,8 +121,8 @@ class Session {
   std::string why_no_format;
   std::vector<int32_t> stops;        // tokens that end a text
   std::vector<int32_t> asked_stops;  // those that --stop names, whose text is never seen where they are special
-  Sampling sampling;
-  Choice choice() const;   // the same, as the model's calls take it
+  Choice choice;                     // how the next token is chosen
+  uint64_t seed = 0;
   int64_t tokens() const;  // how many the model and its tokenizer both have
 
   // The model, for so many texts; before that only what describes it is there. Texts whose angles depend on their
@@ -137,7 +136,6 @@ class Session {
   void find_stops();
   void read_sampling();
   void say_unread(const char* file, const std::vector<std::string>& fields) const;
-  void say_unread_generation(const Fields& fields) const;
   void choose_device();
 };
 

@@ -5,12 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <kernels/core/quant.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <kernels/core/quant.h>
 
 namespace llm {
 namespace fs = std::filesystem;
@@ -102,8 +102,8 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
       continue;
     }
     check_size(entry, type, what);
-    out[item.key()] = {type, {entry.shape.begin(), entry.shape.end()}, first + entry.begin,
-                       size_t(entry.end - entry.begin)};
+    out[item.key()] = {
+        type, {entry.shape.begin(), entry.shape.end()}, first + entry.begin, size_t(entry.end - entry.begin)};
   }
   std::sort(taken.begin(), taken.end());
   for (size_t i = 1; i < taken.size(); ++i) {
@@ -312,19 +312,21 @@ void to_floats(Type type, const void* from, float* to, int64_t n) {
   else widen<k::bfloat16>(from, to, n);
 }
 
-bool from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales) {
-  const auto to_int4 = [&] {
-    return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
-  };
+void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales) {
   switch (type) {
-    case Type::f32: return narrow<float>(from, data, rows * cols), true;
-    case Type::f16: return narrow<k::half>(from, data, rows * cols), true;
-    case Type::bf16: return narrow<k::bfloat16>(from, data, rows * cols), true;
-    case Type::f8: return scaled<k::float8_e4m3>(from, rows, cols, 448, data, static_cast<float*>(scales)), true;
-    case Type::i8: return scaled<int8_t>(from, rows, cols, 127, data, static_cast<float*>(scales)), true;
-    case Type::i4: return to_int4().ok();
+    case Type::f32:
+      return narrow<float>(from, data, rows * cols);
+    case Type::f16:
+      return narrow<k::half>(from, data, rows * cols);
+    case Type::bf16:
+      return narrow<k::bfloat16>(from, data, rows * cols);
+    case Type::f8:
+      return scaled<k::float8_e4m3>(from, rows, cols, 448, data, static_cast<float*>(scales));
+    case Type::i8:
+      return scaled<int8_t>(from, rows, cols, 127, data, static_cast<float*>(scales));
+    case Type::i4:
+      return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
   }
-  return false;
 }
 
 }  // namespace llm

@@ -79,7 +79,7 @@ double nats(const llm::Settings& settings) {
   double sum = 0;
   for (const std::string& story : stories()) {
     const Ids ids = model.session.tokenizer->encode(story);
-    model.session.model->score(0, 0, ids.data(), int64_t(ids.size()), [&](int64_t i, const float* logits) {
+    model.session.model->read(0, 0, ids.data(), int64_t(ids.size()), {}, [&](int64_t i, const float* logits) {
       if (i + 1 < int64_t(ids.size()))
         sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]) /
                double(ids.size() - 1);
@@ -317,7 +317,7 @@ TEST_CASE("the bundled model foresees long texts with inputs of 8 bits almost as
     CHECK(apart < (weights == llm::Type::i8 ? 0.05 : 0.1));
     const auto nats_of = [&](Loaded& model) {
       double sum = 0;
-      model.session.model->score(0, 0, ids.data(), 512, [&](int64_t i, const float* logits) {
+      model.session.model->read(0, 0, ids.data(), 512, {}, [&](int64_t i, const float* logits) {
         if (i < 511) sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]);
       });
       return sum / 511;

@@ -26,7 +26,7 @@ struct Loaded {
   }
   std::vector<int32_t> greedy(const std::vector<int32_t>& ids, int64_t n) {
     settings.most = n, settings.ignore_eos = true;
-    session.sampling = {};
+    session.choice = {};
     llm::Session::Times times;
     const auto text = session.generate({ids}, {}, times)[0];
     return std::vector<int32_t>(text.ids.begin() + text.prompt, text.ids.end());

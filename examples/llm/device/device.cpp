@@ -9,11 +9,11 @@
 #include <sched.h>
 #endif
 
+#include <kernels/cpu/exec.h>
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <kernels/cpu/exec.h>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -111,20 +111,20 @@ class Cpu : public Device {
 #define CALLS(type, name) units.add(name);
     LLM_UNITS
 #undef CALLS
-    std::string names;
+    std::vector<std::string> names;
     for (const Calls& unit : units) {
-      names += (names.empty() ? "" : ", ") + std::string(unit.rows->name);
+      names.push_back(unit.rows->name);
       if (kernels::cpu::machine_has(unit.rows->needs) && (wanted == nullptr || shown(wanted) == unit.rows->name))
         calls_ = unit;
     }
     if (calls_.rows == nullptr)
-      throw Error((wanted != nullptr ? "LLM_UNIT=" + shown(wanted) + ": there is no such code here for this machine"
-                                     : std::string("there is no code here for this machine")) +
-                  ", only for " + names + "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
+      throw Error(wanted != nullptr ? "LLM_UNIT=" + shown(wanted) + ": there is no such code" : "there is no code",
+                  " here for this machine, only for ", listed(names),
+                  "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
   }
 
   std::string name() const override {
-    return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows().name;
+    return concat("CPU, ", place_.threads, place_.threads == 1 ? " thread, " : " threads, ", rows().name);
   }
   bool is_host() const override { return true; }
   size_t free_bytes(size_t mapped) const override {
@@ -203,19 +203,16 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
   return int(cores.size());
 }
 
-int threads_of(int given) {
-  if (given > 1024) throw Error("--threads: more than 1024");
-  return given > 0 ? given : default_threads();
-}
+int threads_of(int given) { return given > 0 ? given : default_threads(); }
 
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
 
 std::string names_of(const std::function<bool(Type)>& has) {
-  std::string out;
+  std::vector<std::string> names;
   for (int i = 0; i < kTypes; ++i) {
-    if (has(Type(i))) out += (out.empty() ? "" : ", ") + std::string(name_of(Type(i)));
+    if (has(Type(i))) names.push_back(name_of(Type(i)));
   }
-  return out.empty() ? "nothing" : out;
+  return names.empty() ? "nothing" : listed(names);
 }
 
 #if !LLM_GPU

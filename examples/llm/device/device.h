@@ -2,6 +2,7 @@
 // code: model.cpp.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -76,19 +77,16 @@ std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threa
 // The types for which a device has something, as a list for people.
 std::string names_of(const std::function<bool(Type)>& has);
 
-// Memory of a device.
+// Memory of a device, for so many elements.
+template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device& device, size_t bytes, const std::string& what, bool shared = false)
-      : device_(&device),
-        bytes_(bytes),
-        p_(device.allocate(bytes > 0 ? bytes : 1, shared)),
-        shared_(shared),
-        what_(what) {
-    if (p_ == nullptr)
-      throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" +
-                  std::to_string(device.free_bytes()) + " are free)");
+  Buffer(Device& device, int64_t count, const std::string& what, bool shared = false)
+      : device_(&device), count_(size_t(count)), shared_(shared), what_(what) {
+    const size_t bytes = std::max<size_t>(1, count_ * sizeof(T));
+    p_ = static_cast<T*>(device.allocate(bytes, shared));
+    if (p_ == nullptr) throw Error("no room for ", bytes, " bytes of ", what, " (", device.free_bytes(), " are free)");
   }
   ~Buffer() {
     if (p_ != nullptr) device_->release(p_, shared_);
@@ -96,31 +94,29 @@ class Buffer {
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept { return swap(other), *this; }
 
-  template <class T = void>
-  T* as() const { return static_cast<T*>(p_); }
-  size_t bytes() const { return bytes_; }
-  void upload(const void* from, size_t bytes, size_t at = 0) {
-    check(bytes, at);
-    device_->upload(static_cast<char*>(p_) + at, from, bytes);
+  operator T*() const { return p_; }
+  size_t count() const { return count_; }
+  void upload(const T* from, size_t count, size_t at = 0) {
+    check(count, at);
+    device_->upload(p_ + at, from, count * sizeof(T));
   }
-  void download(void* to, size_t bytes, size_t at = 0) const {
-    check(bytes, at);
-    device_->download(to, static_cast<const char*>(p_) + at, bytes);
+  void download(T* to, size_t count, size_t at = 0) const {
+    check(count, at);
+    device_->download(to, p_ + at, count * sizeof(T));
   }
 
  private:
-  void check(size_t bytes, size_t at) const {
-    if (bytes > bytes_ || at > bytes_ - bytes)
-      throw Error(std::to_string(bytes) + " bytes at " + std::to_string(at) + " are beyond the " +
-                  std::to_string(bytes_) + " bytes of " + (what_.empty() ? "a buffer" : what_));
+  void check(size_t count, size_t at) const {
+    if (count > count_ || at > count_ - count)
+      throw Error(count, " elements at ", at, " are beyond the ", count_, " of ", what_);
   }
   void swap(Buffer& other) {
-    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_),
+    std::swap(device_, other.device_), std::swap(count_, other.count_), std::swap(p_, other.p_),
         std::swap(shared_, other.shared_), std::swap(what_, other.what_);
   }
   Device* device_ = nullptr;
-  size_t bytes_ = 0;
-  void* p_ = nullptr;
+  size_t count_ = 0;
+  T* p_ = nullptr;
   bool shared_ = false;
   std::string what_;
 };

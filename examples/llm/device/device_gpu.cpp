@@ -19,7 +19,7 @@ namespace {
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
-  throw Error(std::string("the GPU: ") + cudaGetErrorString(error));
+  throw Error("the GPU: ", cudaGetErrorString(error));
 }
 
 class Graph {
