@@ -49,118 +49,89 @@ llm::Prompts prompts_of(const std::string& prompt, const std::string& file) {
     if (!line.empty()) out.texts.push_back(line), out.lines.push_back(number);
   }
   const size_t count = out.texts.size();
-  if (count == 0) throw Error(file + ": no prompts");
-  if (int64_t(count) > llm::kMostTexts)
-    throw Error(file + ": more than " + std::to_string(llm::kMostTexts) + " prompts, " + std::to_string(count));
+  if (count == 0) throw Error(file, ": no prompts");
+  if (int64_t(count) > llm::kMostTexts) throw Error(file, ": more than ", llm::kMostTexts, " prompts, ", count);
   return out;
 }
 
-// CLI::Range says of "5x", too, that it is not in range.
-template <class T>
-CLI::Validator within(T least, T most) {
+// An option that is a number between these.
+template <class T, class To>
+CLI::Option* number(CLI::App& command, const char* name, To& to, T least, T most, const char* what) {
   const CLI::Range range(least, most);
-  const auto check = [range](std::string& text) {
-    double number = 0;
-    return CLI::detail::lexical_cast(text, number) ? range(text) : llm::shown(text) + " is no number";
+  const auto check = [range](std::string& text) {  // CLI::Range says of "5x", too, that it is not in range
+    double x = 0;
+    return CLI::detail::lexical_cast(text, x) ? range(text) : llm::shown(text) + " is no number";
   };
-  return CLI::Validator(check, range.get_description());
+  return command.add_option(name, to, what)->check(CLI::Validator(check, range.get_description()));
 }
 
 void add_model(CLI::App& command, Settings& s) {
   command.add_option("-m,--model", s.directory, "a Hugging Face directory")->required();
-  command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
-  command.add_option("-t,--threads", s.threads, "of the CPU; 0: one for each core that it may use")
-      ->capture_default_str()
-      ->check(within(0, 1024));
-  command
-      .add_option("-w,--weights", s.weights,
-                  "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
-                  "head stay at 16 bits or more")
-      ->capture_default_str();
-  command
-      .add_option("--inputs", s.inputs,
-                  "of products with the weights, where a prompt has many tokens: auto (the type of the activations), "
-                  "or int8 or fp8 with --weights of that type, which is faster on GPUs with sm_90 and a little coarser")
-      ->capture_default_str();
-  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")
-      ->capture_default_str();
-  command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")
-      ->capture_default_str()
-      ->check(within(0, 1 << 30));
-  command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")
-      ->capture_default_str()
-      ->check(within(0, 1 << 30));
-  command
-      .add_option("--chunk", s.chunk,
-                  "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")
-      ->capture_default_str()
-      ->check(within(0, 1 << 20));
-  command.add_flag("--batch-invariant", s.batch_invariant,
-                   "a text has the same bits alone and beside any others, at some cost in speed");
+  command.add_option("-d,--device", s.device, "auto, cpu or gpu");
+  number(command, "-t,--threads", s.threads, 0, 1024, "of the CPU; 0: one for each core that it may use");
+  command.add_option("-w,--weights", s.weights,
+                     "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
+                     "head stay at 16 bits or more");
+  command.add_option("--inputs", s.inputs,
+                     "of products with the weights, where a prompt has many tokens: auto (the type of the "
+                     "activations), or int8 or fp8 with --weights of that type, which is faster on GPUs with sm_90 and "
+                     "a little coarser");
+  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8");
+  number(command, "-c,--context", s.context, 0, 1 << 30, "tokens; 0: as many as the model takes and as fit");
+  number(command, "--page", s.page, 0, 1 << 30, "positions in a page of the cache; 0: one page to a text");
+  number(command, "--chunk", s.chunk, 0, 1 << 20,
+         "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU");
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }
 
 void add_choice(CLI::App& command, Settings& s) {
-  command
-      .add_option("--temperature", s.temperature,
-                  "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, "
-                  "--top-p or --min-p")
-      ->check(within(0.0, 100.0));
-  command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(within(0, 1 << 24));
-  command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")
-      ->check(within(0.0, 1.0));
-  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")->check(within(0.0, 1.0));
+  number(command, "--temperature", s.temperature, 0.0, 100.0,
+         "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, --top-p or "
+         "--min-p");
+  number(command, "--top-k", s.top_k, 0, 1 << 24, "of so many tokens; 0: of all");
+  number(command, "--top-p", s.top_p, 0.0, 1.0, "of the most likely tokens that together have this share");
+  number(command, "--min-p", s.min_p, 0.0, 1.0, "of those with this share of the most likely one's");
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
 }
 
 // CLI11 makes the largest number of those that are too large.
 void add_seed(CLI::App& command, Settings& s, const char* what) {
-  command.add_option("--seed", s.seed, what)
-      ->check(
-          [](const std::string& seed) {
-            errno = 0;
-            std::strtoull(seed.c_str(), nullptr, 0);
-            const bool right = std::isdigit(static_cast<unsigned char>(seed[0])) != 0 && errno == 0;
-            return std::string(right ? "" : "a seed is a number from 0 to 2^64 - 1");
-          },
-          "");
+  const auto check = [](const std::string& seed) {
+    errno = 0;
+    std::strtoull(seed.c_str(), nullptr, 0);
+    const bool right = std::isdigit(static_cast<unsigned char>(seed[0])) != 0 && errno == 0;
+    return std::string(right ? "" : "a seed is a number from 0 to 2^64 - 1");
+  };
+  command.add_option("--seed", s.seed, what)->check(check, "");
 }
 
 void add_sampling(CLI::App& command, Settings& s) {
-  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
-      ->capture_default_str()
-      ->check(within(-1, 1 << 30));
+  number(command, "-n,--tokens", s.most, -1, 1 << 30, "at most so many new tokens; -1: until the text ends");
   add_choice(command, s);
-  add_seed(
-      command, s,
-      "for the same text again; printed with the speed. Of several texts each has the seed of the one before it and 1");
+  add_seed(command, s,
+           "for the same text again; printed with the speed. Of several texts each has the seed of the one before it "
+           "and 1");
   command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
-      ->allow_extra_args(false);
-  command
-      .add_option(
-          "--lookup", s.lookup,
-          "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself")
-      ->capture_default_str()
-      ->check(within(0, 63));
+      ->allow_extra_args(false)
+      ->default_str("");
+  number(command, "--lookup", s.lookup, int64_t(0), llm::kRing - 1,
+         "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself");
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 
 void add_sinks(CLI::App& command, Settings& s) {
-  command
-      .add_option("--sinks", s.sinks,
-                  "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not "
-                  "unless given")
-      ->check(within(0, 1 << 30));
+  number(command, "--sinks", s.sinks, 0, 1 << 30,
+         "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless "
+         "given")
+      ->default_str("");
 }
 
 void add_texts(CLI::App& command, int64_t& texts) {
-  command.add_option("--texts", texts, "decoded together")
-      ->capture_default_str()
-      ->check(within(int64_t(1), llm::kMostTexts));
+  number(command, "--texts", texts, int64_t(1), llm::kMostTexts, "decoded together");
 }
 
-// What the commands are told.
+// What the commands are told, and what they return.
 struct Given {
   Settings settings;
   llm::ChatOptions chat;
@@ -169,9 +140,10 @@ struct Given {
   int64_t stride = 0, texts = 1, tokens = 0, steps = 128, length = 0;
   bool halves = false;
   double depth = 0.5;
+  int code = 0;  // with which the program ends
 };
 
-CLI::App& add_generate(CLI::App& app, Given& g) {
+void add_generate(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("generate", "goes on with a text");
   add_model(command, g.settings), add_sampling(command, g.settings);
   CLI::Option* const prompt = command.add_option(
@@ -182,10 +154,10 @@ CLI::App& add_generate(CLI::App& app, Given& g) {
       ->excludes(prompt);
   command.add_flag("!--no-echo", g.settings.echo, "print what is new, without the prompt");
   add_sinks(command, g.settings);
-  return command;
+  command.callback([&] { g.code = llm::generate(g.settings, prompts_of(g.prompt, g.file)); });
 }
 
-CLI::App& add_chat(CLI::App& app, Given& g) {
+void add_chat(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand(
       "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
   add_model(command, g.settings), add_sampling(command, g.settings), add_sinks(command, g.settings);
@@ -198,15 +170,16 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
           "--template-set", g.settings.template_variables,
           "NAME=VALUE: a variable of the template, enable_thinking=false say: true, false, null, a whole number "
           "or a text; may be given again")
-      ->allow_extra_args(false);
-  return command;
+      ->allow_extra_args(false)
+      ->default_str("");
+  command.callback([&] { g.code = llm::chat(g.settings, g.chat, std::cin, stdout), check_input(); });
 }
 
-CLI::App& add_info(CLI::App& app, Given& g) {
+void add_info(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("info", "what a model is, and the memory that it will take");
   add_model(command, g.settings);
   add_texts(command, g.texts);
-  return command;
+  command.callback([&] { g.code = llm::info(g.settings, g.texts); });
 }
 
 void add_perplexity(CLI::App& app, Given& g) {
@@ -214,28 +187,21 @@ void add_perplexity(CLI::App& app, Given& g) {
   add_model(command, g.settings);
   command.add_option("-f,--file,file", g.file, "the text; - reads it from the standard input")->required();
   CLI::Option* const stride =
-      command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
-          ->capture_default_str()
-          ->check(within(0, 1 << 30));
+      number(command, "--stride", g.stride, 0, 1 << 30, "tokens from one window to the next; 0: half of the context");
   command
       .add_flag("--halves", g.halves,
                 "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
       ->excludes(stride);
+  command.callback([&] { g.code = llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves); });
 }
 
-CLI::App& add_bench(CLI::App& app, Given& g) {
+void add_bench(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
   add_model(command, g.settings);
-  command.add_option("--contexts", g.contexts, "tokens before those that are decoded, 0,4096 say")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(within(0, 1 << 24));
-  command.add_option("--prompt-tokens", g.tokens, "of a prompt that is measured as well; 0: none")
-      ->capture_default_str()
-      ->check(within(0, 1 << 24));
-  command.add_option("--steps", g.steps, "to be measured at each context")
-      ->capture_default_str()
-      ->check(within(1, 1 << 20));
+  number(command, "--contexts", g.contexts, 0, 1 << 24, "tokens before those that are decoded, 0,4096 say")
+      ->delimiter(',');
+  number(command, "--prompt-tokens", g.tokens, 0, 1 << 24, "of a prompt that is measured as well; 0: none");
+  number(command, "--steps", g.steps, 1, 1 << 20, "to be measured at each context");
   add_texts(command, g.texts);
   command.footer(
       "The next token is the most likely one, whatever generation_config.json says, unless an option says otherwise.");
@@ -243,18 +209,19 @@ CLI::App& add_bench(CLI::App& app, Given& g) {
   command.add_option("--compare", g.before,
                      "a file with what an earlier run printed with --json: prints how many times as fast this one is, "
                      "and ends with 1 if anything is slower by more than 5 %");
-  return command;
+  command.callback([&] {
+    g.code = llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
+                        g.before.empty() ? std::optional<llm::Json>() : llm::read_json(g.before));
+  });
 }
 
-CLI::App& add_passkey(CLI::App& app, Given& g) {
+void add_passkey(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
   add_model(command, g.settings);
-  command.add_option("--length", g.length, "tokens of the text; 0: the context")
-      ->capture_default_str()
-      ->check(within(0, 1 << 24));
-  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")->capture_default_str();
+  number(command, "--length", g.length, 0, 1 << 24, "tokens of the text; 0: the context");
+  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end");
   add_seed(command, g.settings, "which number");
-  return command;
+  command.callback([&] { g.code = llm::passkey(g.settings, g.length, g.depth); });
 }
 
 }  // namespace
@@ -262,45 +229,24 @@ CLI::App& add_passkey(CLI::App& app, Given& g) {
 int main(int argc, char** argv) {
   CLI::App app("Runs transformers from Hugging Face directories, on the GPU or the CPU.");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "llm, of kernels " + std::to_string(KERNELS_VERSION_MAJOR) + "." +
-                                        std::to_string(KERNELS_VERSION_MINOR) + "." +
-                                        std::to_string(KERNELS_VERSION_PATCH));
+  app.option_defaults()->always_capture_default();
+  app.set_version_flag("--version", llm::concat("llm, of kernels ", KERNELS_VERSION_MAJOR, ".", KERNELS_VERSION_MINOR,
+                                                ".", KERNELS_VERSION_PATCH));
   app.footer("llm COMMAND --help has the options of a command.");
   Given g;
-  const CLI::App &generate = add_generate(app, g), &chat = add_chat(app, g), &info = add_info(app, g);
-  add_perplexity(app, g);
-  const CLI::App &bench = add_bench(app, g), &passkey = add_passkey(app, g);
-
-  const auto parse = [&] {
-    // Of a word that is none of the commands it would only be said that one is missing.
-    const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty())
-      throw CLI::ValidationError(llm::shown(argv[1]), "is no command; --help lists them");
-    app.parse(argc, argv);
-  };
-  const auto run = [&] {
-    if (generate.parsed()) return llm::generate(g.settings, prompts_of(g.prompt, g.file));
-    if (chat.parsed()) {
-      const int code = llm::chat(g.settings, g.chat, std::cin, stdout);
-      return check_input(), code;
-    }
-    if (info.parsed()) return llm::info(g.settings, g.texts);
-    if (bench.parsed())
-      return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
-                        g.before.empty() ? std::optional<llm::Json>() : llm::read_json(g.before));
-    if (passkey.parsed()) return llm::passkey(g.settings, g.length, g.depth);
-    return llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves);
-  };
+  for (const auto add : {add_generate, add_chat, add_info, add_perplexity, add_bench, add_passkey}) add(app, g);
   try {
-    int code = 0;
     try {
-      parse();
-      code = run();
+      // Of a word that is none of the commands it would only be said that one is missing.
+      const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+      if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty())
+        throw CLI::ValidationError(llm::shown(argv[1]), "is no command; --help lists them");
+      app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
-      code = app.exit(e);
+      g.code = app.exit(e);
     }
     llm::put(stdout, "");
-    return code;
+    return g.code;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr,
                  "error: there is no memory left: a smaller --context takes less, and so do fewer or shorter texts\n");
