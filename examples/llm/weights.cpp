@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <kernels/core/quant.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include "fields.h"
 
 namespace llm {
 namespace fs = std::filesystem;
@@ -27,87 +29,55 @@ bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
 Json header_of(const unsigned char* data, size_t size, const std::string& name, uint64_t& length) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   refuse_pointer(bytes, name);
-  if (is_gguf(bytes)) throw Error(name + ": " + kNoGguf);
+  if (is_gguf(bytes)) throw Error(name, ": ", kNoGguf);
   const std::string perhaps = ": the download may be incomplete";
-  if (size < 8) throw Error(name + ": shorter than a header" + perhaps);
+  if (size < 8) throw Error(name, ": shorter than a header", perhaps);
   length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
-  if (length > size - 8) throw Error(name + ": the header is longer than the file" + perhaps);
-  if (length > (uint64_t(100) << 20)) throw Error(name + ": the header is longer than 100 MB");
-  Json header = parse_json(std::string(reinterpret_cast<const char*>(data) + 8, size_t(length)), name);
-  if (!header.is_object()) throw Error(name + ": the header is not an object");
-  return header;
-}
-
-// What the header says of a tensor, whose bytes lie at [begin, end) of those behind the header.
-struct Entry {
-  std::string type;
-  std::vector<uint64_t> shape;
-  uint64_t begin, end;
-};
-
-Entry entry_of(const Json& json, uint64_t room, const std::string& what) {
-  const auto field = [&](const char* key) -> const Json& {
-    const auto at = json.is_object() ? json.find(key) : json.end();
-    if (!json.is_object() || at == json.end()) throw Error(what + ": no " + key);
-    return *at;
-  };
-  const Json &dtype = field("dtype"), &shape = field("shape"), &offsets = field("data_offsets");
-  if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2)
-    throw Error(what + ": dtype, shape or data_offsets are not what they must be");
-  for (const Json* list : {&shape, &offsets}) {
-    for (const Json& n : *list) {
-      if (!n.is_number_unsigned()) throw Error(what + ": a size or an offset is not a whole number");
-    }
-  }
-  const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
-  if (begin > end) throw Error(what + ": its bytes end before they begin");
-  if (end > room)
-    throw Error(what + ": its bytes lie outside of the file, which ends " + std::to_string(end - room) +
-                " bytes before: the download may be incomplete");
-  return {dtype.get<std::string>(), shape.get<std::vector<uint64_t>>(), begin, end};
-}
-
-void check_size(const Entry& entry, Type type, const std::string& what) {
-  uint64_t bytes = uint64_t(bits_of(type) / 8);
-  for (const uint64_t d : entry.shape) {
-    if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d))
-      throw Error(what + ": the shape is too large");
-    bytes *= d;
-  }
-  if (bytes != entry.end - entry.begin)
-    throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " +
-                std::to_string(entry.end - entry.begin));
+  if (length > size - 8) throw Error(name, ": the header is longer than the file", perhaps);
+  if (length > (uint64_t(100) << 20)) throw Error(name, ": the header is longer than 100 MB");
+  return parse_json(std::string(bytes.substr(8, size_t(length))), name);
 }
 
 }  // namespace
 
 std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
                                                 std::map<std::string, std::string>* others) {
+  static const std::map<std::string, Type> types = {{"F32", Type::f32}, {"F16", Type::f16}, {"BF16", Type::bf16}};
   uint64_t length = 0;
   const Json header = header_of(data, size, name, length);
-  const unsigned char* const first = data + 8 + length;
+  const int64_t room = int64_t(size - 8 - length);
   std::map<std::string, Tensor> out;
-  std::vector<std::pair<uint64_t, uint64_t>> taken;
-  for (const auto& item : header.items()) {
+  std::vector<std::pair<int64_t, int64_t>> taken;
+  for (const auto& item : Fields(header, name + ": the header").items()) {
     if (item.key() == "__metadata__") continue;
-    const std::string what = name + ": " + shown(item.key());
-    const Entry entry = entry_of(item.value(), size - 8 - length, what);
-    taken.emplace_back(entry.begin, entry.end);
-    Type type = Type::f32;
-    if (entry.type == "F16") type = Type::f16;
-    else if (entry.type == "BF16") type = Type::bf16;
-    else if (entry.type != "F32") {
-      if (others != nullptr) (*others)[item.key()] = shown(entry.type);
+    const Fields fields(item.value(), name + ": " + shown(item.key()));
+    const std::string dtype = fields.text("dtype");
+    fields.list("shape");
+    const auto shape = fields.integers("shape", 0, int64_t(1) << 40),
+               place = fields.integers("data_offsets", 0, INT64_MAX);
+    if (place.size() != 2 || place[0] > place[1]) fields.refuse("data_offsets", "not a beginning and an end");
+    if (place[1] > room)
+      fields.refuse(concat("its bytes lie outside of the file, which ends ", place[1] - room,
+                           " bytes before: the download may be incomplete"));
+    taken.emplace_back(place[0], place[1]);
+    const auto type = types.find(dtype);
+    if (type == types.end()) {
+      if (others != nullptr) (*others)[item.key()] = shown(dtype);
       continue;
     }
-    check_size(entry, type, what);
-    out[item.key()] = {
-        type, {entry.shape.begin(), entry.shape.end()}, first + entry.begin, size_t(entry.end - entry.begin)};
+    int64_t bytes = bits_of(type->second) / 8;
+    for (const int64_t d : shape) {
+      if (d > 0 && bytes > (int64_t(1) << 50) / d) fields.refuse("the shape is too large");
+      bytes *= d;
+    }
+    if (bytes != place[1] - place[0])
+      fields.refuse(concat("the shape takes ", bytes, " bytes, and there are ", place[1] - place[0]));
+    out[item.key()] = {type->second, shape, data + 8 + length + place[0], size_t(bytes)};
   }
   std::sort(taken.begin(), taken.end());
   for (size_t i = 1; i < taken.size(); ++i) {
-    if (taken[i].first < taken[i - 1].second) throw Error(name + ": two tensors share bytes");
+    if (taken[i].first < taken[i - 1].second) throw Error(name, ": two tensors share bytes");
   }
   return out;
 }
@@ -116,15 +86,15 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
 
 MappedFile::MappedFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) throw Error("cannot open " + path);
+  if (file < 0) throw Error("cannot open ", path);
   struct stat about {};
   if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {
     size_ = size_t(about.st_size);
     data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
   }
   close(file);
-  if (size_ == 0) throw Error(path + ": empty, or not a file");
-  if (data_ == MAP_FAILED) throw Error(path + ": cannot be mapped into memory");
+  if (size_ == 0) throw Error(path, ": empty, or not a file");
+  if (data_ == MAP_FAILED) throw Error(path, ": cannot be mapped into memory");
 }
 
 MappedFile::~MappedFile() { munmap(data_, size_); }
@@ -178,42 +148,39 @@ Weights::Weights(const std::string& directory) {
     names.insert("model.safetensors");
   } else if (file_exists(index)) {
     const Json json = read_json(index);
-    const auto map = json.is_object() ? json.find("weight_map") : json.end();
-    if (!json.is_object() || map == json.end() || !map->is_object()) throw Error(index + ": no weight_map");
-    for (const auto& item : map->items()) {
-      if (!item.value().is_string()) throw Error(index + ": " + shown(item.key()) + ": not a file's name");
-      const std::string file = item.value().get<std::string>();
+    const Fields map = Fields(json, index).object("weight_map");
+    for (const auto& item : map.items()) {
+      const std::string file = map.text(item.key());
       if (file.empty() || file.find('/') != std::string::npos || file.find('\0') != std::string::npos || file[0] == '.')
-        throw Error(index + ": " + shown(file) + " is not the name of a file in this directory");
+        throw Error(index, ": ", shown(file), " is not the name of a file in this directory");
       where[item.key()] = file;
       names.insert(file);
     }
-    if (names.empty()) throw Error(index + ": lists no tensors");
+    if (names.empty()) throw Error(index, ": lists no tensors");
   } else {
     const std::string why = why_no_weights(directory);
-    throw Error(
-        directory + ": " +
-        (why.empty() ? "has neither model.safetensors nor model.safetensors.index.json" + others_in(directory) : why));
+    if (!why.empty()) throw Error(directory, ": ", why);
+    throw Error(directory, ": has neither model.safetensors nor model.safetensors.index.json", others_in(directory));
   }
   for (const std::string& name : names) {
     files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));
     const MappedFile& file = *files_.back();
     for (auto& [tensor, value] : parse_safetensors(file.data(), file.size(), name, &others_)) {
       if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name))
-        throw Error(name + ": " + shown(tensor) + " is not listed for this file in the index");
+        throw Error(name, ": ", shown(tensor), " is not listed for this file in the index");
       tensors_[tensor] = value;
     }
   }
   for (const auto& [tensor, file] : where) {
     if (tensors_.count(tensor) == 0 && others_.count(tensor) == 0)
-      throw Error(file + ": " + shown(tensor) + " is missing");
+      throw Error(file, ": ", shown(tensor), " is missing");
   }
 }
 
 const Tensor* Weights::find(const std::string& name) const {
   const auto at = tensors_.find(name);
   if (const auto other = others_.find(name); other != others_.end())
-    throw Error(name + ": weights of type " + other->second + " are not supported");
+    throw Error(name, ": weights of type ", other->second, " are not supported");
   if (at == tensors_.end()) return nullptr;
   read_.insert(name);
   return &at->second;
@@ -221,14 +188,14 @@ const Tensor* Weights::find(const std::string& name) const {
 
 const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
   const Tensor* const tensor = find(name);
-  if (tensor == nullptr) throw Error("the tensor " + name + " is missing");
+  if (tensor == nullptr) throw Error("the tensor ", name, " is missing");
   const auto text = [](const std::vector<int64_t>& s) {
     std::string out;
     for (const int64_t d : s) out += (out.empty() ? "" : " x ") + std::to_string(d);
     return out;
   };
   if (tensor->shape != shape)
-    throw Error("the tensor " + name + " is " + text(tensor->shape) + ", and config.json makes it " + text(shape));
+    throw Error("the tensor ", name, " is ", text(tensor->shape), ", and config.json makes it ", text(shape));
   return *tensor;
 }
 

@@ -18,12 +18,6 @@ struct Tensor {
   std::vector<int64_t> shape;
   const unsigned char* data;
   size_t bytes;
-
-  int64_t elements() const {
-    int64_t n = 1;
-    for (const int64_t d : shape) n *= d;
-    return n;
-  }
 };
 
 // The tensors of a file that lies at `data`. Refuses in one line, which begins with `name`, whatever is not as the

@@ -47,9 +47,10 @@ void use(const llm::Config& config) {
 void use(const std::map<std::string, llm::Tensor>& tensors) {
   for (const auto& item : tensors) {
     const llm::Tensor& tensor = item.second;
-    must(size_t(tensor.elements()) * size_t(llm::bits_of(tensor.type) / 8) == tensor.bytes,
-         "a tensor has the bytes of its shape");
-    std::vector<float> values(size_t(std::min<int64_t>(tensor.elements(), 1 << 16)));
+    int64_t count = 1;
+    for (const int64_t d : tensor.shape) count *= d;
+    must(size_t(count) * size_t(llm::bits_of(tensor.type) / 8) == tensor.bytes, "a tensor has the bytes of its shape");
+    std::vector<float> values(size_t(std::min<int64_t>(count, 1 << 16)));
     llm::to_floats(tensor.type, tensor.data + (tensor.bytes - values.size() * size_t(llm::bits_of(tensor.type) / 8)),
                    values.data(), int64_t(values.size()));
   }
