@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <tuple>
 
 #include "fields.h"
 
@@ -20,24 +19,21 @@ std::string rope_type(const Fields& fields, const std::string& architecture) {
   return type;
 }
 
-double stated_factor(const Fields& fields) {
-  if (fields.find("factor") == nullptr) fields.refuse("factor", "missing");
-  return fields.number("factor", 1, 1e6, 1);
+// A number that must be there.
+double stated(const Fields& fields, const char* name, double low) {
+  return fields.at(name), fields.number(name, low, 1e6, 1);
 }
 
 void read_llama3(RopeConfig& rope, const Fields& fields) {
-  for (const char* name : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-    if (fields.find(name) == nullptr) fields.refuse(name, "missing");
-  }
-  rope.factor = stated_factor(fields);
-  rope.low = fields.number("low_freq_factor", 1e-3, 1e6, 1);
-  rope.high = fields.number("high_freq_factor", 1e-3, 1e6, 4);
+  rope.factor = stated(fields, "factor", 1);
+  rope.low = stated(fields, "low_freq_factor", 1e-3);
+  rope.high = stated(fields, "high_freq_factor", 1e-3);
   if (rope.high <= rope.low) fields.refuse("high_freq_factor", "not above low_freq_factor");
   rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30));
 }
 
 void read_yarn(RopeConfig& rope, const Fields& fields, const Config& config) {
-  rope.factor = stated_factor(fields);
+  rope.factor = stated(fields, "factor", 1);
   rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30, config.positions));
   rope.fast = fields.number("beta_fast", 1e-3, 1e6, 32);
   rope.slow = fields.number("beta_slow", 1e-3, 1e6, 1);
@@ -60,7 +56,7 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   const int64_t original = outer.integer("original_max_position_embeddings", 1, 1 << 30, otherwise);
   if (inner > 0 && inner != original)
     fields.refuse("original_max_position_embeddings",
-                  std::to_string(inner) + " is not " + std::to_string(original) + ", which counts for this model");
+                  concat(inner, " is not ", original, ", which counts for this model"));
   rope.original = double(original);
   rope.factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
   const double amplitude = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original));
@@ -82,7 +78,7 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
       part >= 0 && int(config.head_dim * part) != config.rotary_dim)
     fields.refuse("partial_rotary_factor", "not what the model says");
   if (rope.type == "linear" || rope.type == "dynamic") {
-    rope.factor = stated_factor(fields);
+    rope.factor = stated(fields, "factor", 1);
     fields.ignore({"original_max_position_embeddings"});
   } else if (rope.type == "llama3") {
     read_llama3(rope, fields);
@@ -100,43 +96,41 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
 
 }  // namespace
 
-std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file) {
-  std::vector<int64_t> out;
-  const auto at = json.find(name);
-  if (at == json.end() || at->is_null()) return out;
-  for (const Json& id : at->is_array() ? *at : Json::array({*at})) {
-    if (!id.is_number_integer()) throw Error(std::string(file) + ": " + name + ": not a token's number");
-    out.push_back(id.get<int64_t>());
-  }
-  return out;
+std::vector<int64_t> token_ids(const Fields& fields, const char* name) {
+  const Json* const value = fields.find(name);
+  if (value == nullptr || value->is_array()) return fields.integers(name, INT64_MIN, INT64_MAX);
+  return {fields.integer(name, INT64_MIN, INT64_MAX)};
 }
 
 namespace {
 
+enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
+enum class Slides { none, all, some };  // which layers may have a window
+// An architecture, and what it means where fields are missing, as the classes of transformers have it.
+struct Family {
+  const char* type;
+  int64_t positions, window;
+  Slides slides;
+  int64_t head_dim = 0, experts = 0, experts_per_token = 0;  // head_dim: 0: the columns of all heads are hidden_size
+  double eps = 1e-6, theta = 1e4;
+};
+constexpr Family families[kinds] = {
+    {"llama", 2048, 0, Slides::none},
+    {"mistral", 131072, 4096, Slides::all},
+    {"qwen2", 32768, 4096, Slides::some},
+    {"qwen3", 32768, 4096, Slides::some, 128},
+    {"mixtral", 131072, 0, Slides::all, 0, 8, 2, 1e-5, 1e6},
+    {"qwen2_moe", 32768, 4096, Slides::some, 0, 60, 4},
+    {"qwen3_moe", 32768, 4096, Slides::all, 0, 128, 8},
+    {"phi3", 4096, 0, Slides::all, 0, 0, 0, 1e-5},
+    {"gemma", 8192, 0, Slides::none, 256},
+    {"gemma2", 8192, 4096, Slides::some, 256},
+    {"gemma3_text", 131072, 4096, Slides::some, 256, 0, 0, 1e-6, 1e6},
+    {"gpt2", 1024, 0, Slides::none, 0, 0, 0, 1e-5},
+};
+
 // Reads a configuration, one subject after the other.
 struct ConfigReader {
-  enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
-  enum class Slides { none, all, some };  // which layers may have a window
-  // An architecture, and what it means where fields are missing, as the classes of transformers have it.
-  struct Family {
-    const char* type;
-    int64_t positions, window;
-    Slides slides;
-  };
-  static constexpr Family families[kinds] = {
-      {"llama", 2048, 0, Slides::none},
-      {"mistral", 131072, 4096, Slides::all},
-      {"qwen2", 32768, 4096, Slides::some},
-      {"qwen3", 32768, 4096, Slides::some},
-      {"mixtral", 131072, 0, Slides::all},
-      {"qwen2_moe", 32768, 4096, Slides::some},
-      {"qwen3_moe", 32768, 4096, Slides::all},
-      {"phi3", 4096, 0, Slides::all},
-      {"gemma", 8192, 0, Slides::none},
-      {"gemma2", 8192, 4096, Slides::some},
-      {"gemma3_text", 131072, 4096, Slides::some},
-      {"gpt2", 1024, 0, Slides::none},
-  };
   static constexpr int64_t large = 1 << 24;
   const Json& json;
   const Fields outer{json, "config.json"};
@@ -145,6 +139,7 @@ struct ConfigReader {
   const Json* const inside = type == "gemma3" ? outer.find("text_config") : nullptr;
   const Fields fields{inside != nullptr ? *inside : json, "config.json"};
   const Kind kind = kind_of(type);
+  const Family family = kind == kinds ? Family{} : families[kind];
   const bool is_gpt2 = kind == gpt2, is_gemma = kind == gemma || kind == gemma2 || kind == gemma3,
              newer = kind == gemma2 || kind == gemma3;
   const bool is_moe = kind == mixtral || kind == qwen2_moe || kind == qwen3_moe,
@@ -184,32 +179,26 @@ struct ConfigReader {
   }
 
   void sizes() {
-    c.vocabulary =
-        kind == gemma3 ? fields.integer("vocab_size", 1, large, 262208) : fields.integer("vocab_size", 1, large);
+    const auto size = [&](const char* name, int64_t most, int64_t otherwise) {  // 0: it must be there
+      return otherwise > 0 ? fields.integer(name, 1, most, otherwise) : fields.integer(name, 1, most);
+    };
+    c.vocabulary = size("vocab_size", large, kind == gemma3 ? 262208 : 0);
     c.hidden = fields.integer(is_gpt2 ? "n_embd" : "hidden_size", 1, large);
     layers = fields.integer(is_gpt2 ? "n_layer" : "num_hidden_layers", 1, 4096);
-    c.heads = kind == gemma3 ? fields.integer("num_attention_heads", 1, 65536, 8)
-                             : fields.integer(is_gpt2 ? "n_head" : "num_attention_heads", 1, 65536);
+    c.heads = size(is_gpt2 ? "n_head" : "num_attention_heads", 65536, kind == gemma3 ? 8 : 0);
     c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
     if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
-    c.head_dim = is_gpt2 ? c.hidden / c.heads
-                         : fields.integer("head_dim", 1, 65536,
-                                          kind == qwen3 ? 128
-                                          : is_gemma    ? 256
-                                                        : c.hidden / c.heads);
+    c.head_dim = family.head_dim > 0 ? family.head_dim : c.hidden / c.heads;
+    if (!is_gpt2) c.head_dim = fields.integer("head_dim", 1, 65536, c.head_dim);
     if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256)
-      fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
-    c.positions =
-        fields.integer(is_gpt2 ? "n_positions" : "max_position_embeddings", 1, 1 << 30, families[kind].positions);
-    c.inner =
-        is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
-    c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1,
-                                kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
+      fields.refuse("head_dim", concat(c.head_dim, " is not a multiple of 8 up to 256"));
+    c.positions = size(is_gpt2 ? "n_positions" : "max_position_embeddings", 1 << 30, family.positions);
+    c.inner = size(is_gpt2 ? "n_inner" : "intermediate_size", large, is_gpt2 ? 4 * c.hidden : 0);
+    c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1, family.eps));
     c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
     activation();
-    for (const Json* from : {inside, &json}) {
-      if (from != nullptr)
-        for (const int64_t id : token_ids(*from, "eos_token_id", "config.json")) c.eos.push_back(id);
+    for (const Fields* from : {&fields, &outer}) {
+      for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
     }
   }
 
@@ -255,18 +244,13 @@ struct ConfigReader {
 
   void experts() {
     if (!is_moe) return;
-    c.experts = fields.integer("num_local_experts", 1, kernels::kMaxExperts,
-                               fields.integer("num_experts", 1, kernels::kMaxExperts,
-                                              kind == mixtral     ? 8
-                                              : kind == qwen2_moe ? 60
-                                                                  : 128));  // transformers 5 writes either
-    c.experts_per_token = fields.integer("num_experts_per_tok", 1, kernels::kMaxTopK,
-                                         kind == mixtral     ? 2
-                                         : kind == qwen2_moe ? 4
-                                                             : 8);
+    c.experts = fields.integer("num_experts", 1, kernels::kMaxExperts, family.experts);
+    c.experts =
+        fields.integer("num_local_experts", 1, kernels::kMaxExperts, c.experts);  // transformers 5 writes either
+    c.experts_per_token = fields.integer("num_experts_per_tok", 1, kernels::kMaxTopK, family.experts_per_token);
     if (c.experts_per_token > c.experts)
-      fields.refuse("num_experts_per_tok", std::to_string(c.experts_per_token) + " is more than the " +
-                                               std::to_string(c.experts) + " experts that there are");
+      fields.refuse("num_experts_per_tok",
+                    concat(c.experts_per_token, " is more than the ", c.experts, " experts that there are"));
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;
     c.shares_add_to_one = kind == mixtral || fields.flag("norm_topk_prob", false);
@@ -279,13 +263,13 @@ struct ConfigReader {
 
   // A window that is null is none. Where all layers are alike, layer_types must not say something else.
   void windows() {
-    const Slides which = families[kind].slides;
+    const Slides which = family.slides;
     const Json* const types = fields.find("layer_types");
     if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers))
       fields.refuse("layer_types", "not one for each layer");
     int64_t window = 0, first = 0, period = 0;
     if (which != Slides::none) {
-      window = fields.integer("sliding_window", 0, 1 << 30, fields.has("sliding_window") ? 0 : families[kind].window);
+      window = fields.integer("sliding_window", 0, 1 << 30, fields.has("sliding_window") ? 0 : family.window);
       if (is_qwen && !fields.flag("use_sliding_window", false)) window = 0;
       if (kind == qwen2 || kind == qwen3) first = fields.integer("max_window_layers", 0, 4096, 28);
       if (kind == gemma2) period = 2;
@@ -304,9 +288,9 @@ struct ConfigReader {
           fields.refuse("layer_types", shown(name.dump()) + " is not supported");
         slides = name == "sliding_attention";
         if (which != Slides::some && slides != (window > 0))
-          fields.refuse("layer_types", "layer " + std::to_string(i) + " has " + name.get<std::string>() +
-                                           ", but all layers of " + type +
-                                           (window > 0 ? " have the window of sliding_window" : " see all keys"));
+          fields.refuse("layer_types",
+                        concat("layer ", i, " has ", name.get<std::string>(), ", but all layers of ", type,
+                               window > 0 ? " have the window of sliding_window" : " see all keys"));
       }
       c.layers[size_t(i)].window = slides ? window : 0;
       c.layers[size_t(i)].rope = kind == gemma3 && slides ? 1 : 0;
@@ -314,25 +298,19 @@ struct ConfigReader {
   }
 
   void rotation() {
-    const double part = is_gpt2 ? 0 : fields.number("partial_rotary_factor", 0, 1, 1);
+    double partial = is_gpt2 ? 0 : fields.number("partial_rotary_factor", 0, 1, 1);
     const Json* const parameters = fields.find("rope_parameters");
-    double partial = part;
-    if (parameters != nullptr && parameters->is_object() && parameters->contains("partial_rotary_factor") &&
-        (*parameters)["partial_rotary_factor"].is_number())
-      partial = (*parameters)["partial_rotary_factor"].get<double>();
-    if (!(partial >= 0 && partial <= 1)) fields.refuse("partial_rotary_factor", "out of range");
+    const std::string what = "config.json: rope_parameters";
+    if (parameters != nullptr) partial = Fields(*parameters, what).number("partial_rotary_factor", 0, 1, partial);
     c.rotary_dim = int(double(c.head_dim) * partial);
     if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
-    const double theta =
-        is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
+    const double theta = is_gpt2 ? family.theta : fields.number("rope_theta", 1e-3, 1e12, family.theta);
     if (kind == gemma3) {
       const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
       const Json *full = nullptr, *sliding = nullptr;
       if (parameters != nullptr) {
-        full = parameters->contains("full_attention") ? &(*parameters)["full_attention"] : nullptr;
-        sliding = parameters->contains("sliding_attention") ? &(*parameters)["sliding_attention"] : nullptr;
-        if (full == nullptr || sliding == nullptr)
-          fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
+        const Fields both(*parameters, what);
+        full = &both.at("full_attention"), sliding = &both.at("sliding_attention");
       }
       c.ropes = {scaled_rope(full, theta), read_rope(sliding, local, c, fields)};
     } else {
@@ -343,7 +321,7 @@ struct ConfigReader {
     const auto known = [&](const RopeConfig& rope) { return double(original) == rope.original; };
     if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
       fields.refuse("original_max_position_embeddings",
-                    std::to_string(original) + " is not what the rotation says; it belongs to rope_scaling");
+                    concat(original, " is not what the rotation says; it belongs to rope_scaling"));
   }
 
   // A rope_scaling that says something goes before rope_parameters, as in transformers, and has the theta of these
@@ -353,7 +331,10 @@ struct ConfigReader {
     const Json* const scaling = fields.find("rope_scaling");
     if (scaling == nullptr || scaling->empty()) return rope;
     const RopeConfig scaled = read_rope(scaling, rope.theta, c, fields);
-    if (rope.type != "default" && !(rope == scaled))
+    const auto same = [&](int64_t length) {
+      return rope.frequencies(c.rotary_dim, length) == scaled.frequencies(c.rotary_dim, length);
+    };
+    if (rope.type != "default" && !(same(1) && same(large) && rope.amplitude == scaled.amplitude))
       fields.refuse("rope_scaling", "not what rope_parameters says, whose type is " + rope.type);
     return scaled;
   }
@@ -428,14 +409,6 @@ std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const
     }
   }
   return f;
-}
-
-bool RopeConfig::operator==(const RopeConfig& other) const {
-  const auto all = [](const RopeConfig& r) {
-    return std::tie(r.type, r.theta, r.factor, r.original, r.low, r.high, r.fast, r.slow, r.truncate, r.amplitude,
-                    r.short_factors, r.long_factors, r.positions);
-  };
-  return all(*this) == all(other);
 }
 
 bool RopeConfig::differs(int64_t from, int64_t to) const {

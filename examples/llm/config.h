@@ -12,6 +12,8 @@
 
 namespace llm {
 
+class Fields;
+
 struct RopeConfig {
   std::string type = "default";                    // default, linear, dynamic, llama3, yarn, longrope
   double theta = 10000, factor = 1, original = 0;  // original: positions that the model was trained for at first
@@ -27,7 +29,6 @@ struct RopeConfig {
   // Whether they change on the way from one length to the other: then what longrope has made of keys before is no
   // longer right.
   bool differs(int64_t from, int64_t to) const;
-  bool operator==(const RopeConfig& other) const;
 };
 
 struct LayerConfig {
@@ -67,6 +68,6 @@ struct Config {
 Config read_config(const Json& json);
 
 // A token number or a list of them; what is missing or null gives none.
-std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file);
+std::vector<int64_t> token_ids(const Fields& fields, const char* name);
 
 }  // namespace llm

@@ -154,7 +154,7 @@ Session::Session(const Settings& all) : settings(all) {
 // A text ends at any token that any of the files says ends it, and at the one that ends an answer.
 void Session::find_stops() {
   std::set<int64_t> ends(config.eos.begin(), config.eos.end());
-  for (const int64_t id : token_ids(generation, "eos_token_id", "generation_config.json")) ends.insert(id);
+  for (const int64_t id : token_ids(Fields(generation, "generation_config.json"), "eos_token_id")) ends.insert(id);
   if (tokenizer->eos >= 0) ends.insert(tokenizer->eos);
   if (format && format->turn_end >= 0) ends.insert(format->turn_end);
   for (const int64_t id : ends) {
