@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <kernels/core/quant.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+
 #include "fields.h"
 
 namespace llm {
@@ -84,22 +84,20 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 
-MappedFile::MappedFile(const std::string& path) {
+namespace {
+
+// A file in memory, as long as somebody has it.
+std::shared_ptr<void> mapped(const std::string& path, size_t& size) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) throw Error("cannot open ", path);
   struct stat about {};
-  if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {
-    size_ = size_t(about.st_size);
-    data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-  }
+  size = fstat(file, &about) == 0 && S_ISREG(about.st_mode) ? size_t(about.st_size) : 0;
+  void* const data = size > 0 ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
   close(file);
-  if (size_ == 0) throw Error(path, ": empty, or not a file");
-  if (data_ == MAP_FAILED) throw Error(path, ": cannot be mapped into memory");
+  if (size == 0) throw Error(path, ": empty, or not a file");
+  if (data == MAP_FAILED) throw Error(path, ": cannot be mapped into memory");
+  return {data, [size](void* p) { munmap(p, size); }};
 }
-
-MappedFile::~MappedFile() { munmap(data_, size_); }
-
-namespace {
 
 std::string why_not_read(const fs::path& file) {
   std::error_code none;
@@ -163,9 +161,10 @@ Weights::Weights(const std::string& directory) {
     throw Error(directory, ": has neither model.safetensors nor model.safetensors.index.json", others_in(directory));
   }
   for (const std::string& name : names) {
-    files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));
-    const MappedFile& file = *files_.back();
-    for (auto& [tensor, value] : parse_safetensors(file.data(), file.size(), name, &others_)) {
+    size_t size = 0;
+    files_.push_back(mapped(directory + "/" + name, size));
+    const auto* const data = static_cast<const unsigned char*>(files_.back().get());
+    for (auto& [tensor, value] : parse_safetensors(data, size, name, &others_)) {
       if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name))
         throw Error(name, ": ", shown(tensor), " is not listed for this file in the index");
       tensors_[tensor] = value;
@@ -177,26 +176,20 @@ Weights::Weights(const std::string& directory) {
   }
 }
 
-const Tensor* Weights::find(const std::string& name) const {
-  const auto at = tensors_.find(name);
+const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
   if (const auto other = others_.find(name); other != others_.end())
     throw Error(name, ": weights of type ", other->second, " are not supported");
-  if (at == tensors_.end()) return nullptr;
+  const auto at = tensors_.find(name);
+  if (at == tensors_.end()) throw Error("the tensor ", name, " is missing");
   read_.insert(name);
-  return &at->second;
-}
-
-const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
-  const Tensor* const tensor = find(name);
-  if (tensor == nullptr) throw Error("the tensor ", name, " is missing");
   const auto text = [](const std::vector<int64_t>& s) {
     std::string out;
     for (const int64_t d : s) out += (out.empty() ? "" : " x ") + std::to_string(d);
     return out;
   };
-  if (tensor->shape != shape)
-    throw Error("the tensor ", name, " is ", text(tensor->shape), ", and config.json makes it ", text(shape));
-  return *tensor;
+  if (at->second.shape != shape)
+    throw Error("the tensor ", name, " is ", text(at->second.shape), ", and config.json makes it ", text(shape));
+  return at->second;
 }
 
 std::string Weights::unread() const {

@@ -25,20 +25,6 @@ struct Tensor {
 std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
                                                 std::map<std::string, std::string>* others = nullptr);
 
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  const unsigned char* data() const { return static_cast<const unsigned char*>(data_); }
-  size_t size() const { return size_; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 // Why a file, or those of a directory, have a model in a way that nothing here reads, where that is known; otherwise
 // empty.
 std::string why_no_weights(const std::string& path);
@@ -48,8 +34,7 @@ class Weights {
  public:
   explicit Weights(const std::string& directory);
 
-  // Null if there is none. Whatever is asked for counts as read.
-  const Tensor* find(const std::string& name) const;
+  // Whatever is asked for counts as read.
   const Tensor& get(const std::string& name, const std::vector<int64_t>& shape) const;
   // The first tensor that nobody has asked for, or an empty string.
   std::string unread() const;
@@ -59,7 +44,7 @@ class Weights {
   size_t bytes() const;
 
  private:
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::vector<std::shared_ptr<void>> files_;  // in memory
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::string> others_;
   mutable std::set<std::string> read_;
