@@ -42,59 +42,28 @@ int first_of(const std::string& list, int cpu) {
   return found && (in >> std::ws).eof() ? first : -1;
 }
 
-// One on each core, as two on one share what it can compute, but no more than the CPUs and the quota that the process
-// has. Where Linux does not say which CPUs are one core, as many as these.
-int default_threads() {
-  const int most = kernels::cpu::Exec{}.threads();
-#if defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return most;
-  std::vector<int> cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
-  }
-  const int cores = count_cores(cpus, [](int cpu) {
-    std::string list;
-    std::getline(std::ifstream("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list"),
-                 list);
-    return list;
-  });
-  if (cores > 0) return std::min(cores, most);
-#endif
-  return most;
-}
-
-// The number in a file, or behind a word of it; nothing where there is none.
-std::optional<size_t> number_in(const std::string& path) {
+// The number at the beginning of a file, or behind a word of it; nothing where there is none.
+std::optional<size_t> read_number(const std::string& path, const std::string& word = "") {
   std::ifstream file(path);
+  for (std::string name; name != word && file >> name;) {
+  }
   size_t number = 0;
   return file >> number ? std::optional<size_t>(number) : std::nullopt;
 }
-std::optional<size_t> number_behind(const std::string& path, const std::string& word) {
-  std::ifstream file(path);
-  size_t number = 0;
-  for (std::string name; file >> name;) {
-    if (name == word && file >> number) return number;
-  }
-  return {};
-}
 
-bool has_limit(int resource, size_t& bytes) {
+std::optional<size_t> limit_of(int resource) {
   struct rlimit limit {};
-  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
-  bytes = size_t(limit.rlim_cur);
-  return true;
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  return size_t(limit.rlim_cur);
 }
 
 // The addresses that `ulimit -v` leaves. All that is mapped has some: libraries, files, stacks, of which those of
 // threads may be yet to come. 32 MB are for what is allocated beside a model.
 size_t addresses_left(int threads) {
-  size_t all = 0, stack = 0;
-  if (!has_limit(RLIMIT_AS, all)) return SIZE_MAX;
-  if (!has_limit(RLIMIT_STACK, stack)) stack = size_t(8) << 20;
-  const size_t taken = number_in("/proc/self/statm").value_or(0) * size_t(sysconf(_SC_PAGESIZE)),
+  const size_t all = limit_of(RLIMIT_AS).value_or(SIZE_MAX), stack = limit_of(RLIMIT_STACK).value_or(size_t(8) << 20),
+               taken = read_number("/proc/self/statm").value_or(0) * size_t(sysconf(_SC_PAGESIZE)),
                kept = (size_t(32) << 20) + size_t(threads) * stack;
-  return all > taken + kept ? all - taken - kept : 0;
+  return all == SIZE_MAX ? all : all > taken + kept ? all - taken - kept : 0;
 }
 
 class Cpu : public Device {
@@ -102,8 +71,7 @@ class Cpu : public Device {
   explicit Cpu(int threads) {
     place_.threads = threads_of(threads);
 #if defined(__GLIBC__)
-    size_t limit = 0;
-    if (has_limit(RLIMIT_AS, limit)) mallopt(M_ARENA_MAX, 1);  // each thread's own would have 64 MB of addresses
+    if (limit_of(RLIMIT_AS)) mallopt(M_ARENA_MAX, 1);  // each thread's own would have 64 MB of addresses
 #endif
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
@@ -157,11 +125,11 @@ class Cpu : public Device {
 
 // What the processes of a control group may still take; nothing where it has no limit.
 std::optional<size_t> group_left(const std::string& group, const char* limit, const char* usage, const char* prefix) {
-  const std::optional<size_t> most = number_in(group + limit);
+  const std::optional<size_t> most = read_number(group + limit);
   if (!most) return {};
-  size_t taken = number_in(group + usage).value_or(0);
+  size_t taken = read_number(group + usage).value_or(0);
   for (const char* cached : {"inactive_file", "active_file"}) {
-    const size_t files = number_behind(group + "/memory.stat", std::string(prefix) + cached).value_or(0);
+    const size_t files = read_number(group + "/memory.stat", std::string(prefix) + cached).value_or(0);
     taken -= std::min(taken, files);
   }
   return *most > taken ? *most - taken : 0;
@@ -170,7 +138,7 @@ std::optional<size_t> group_left(const std::string& group, const char* limit, co
 }  // namespace
 
 size_t memory_left(const std::string& root) {
-  const auto available = number_behind(root + "/proc/meminfo", "MemAvailable:");
+  const auto available = read_number(root + "/proc/meminfo", "MemAvailable:");
   size_t left = available ? *available * 1024 : size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   const std::string groups = root + "/sys/fs/cgroup";
   const auto take = [&](const std::optional<size_t>& bytes) { left = std::min(left, bytes.value_or(left)); };
@@ -203,7 +171,28 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
   return int(cores.size());
 }
 
-int threads_of(int given) { return given > 0 ? given : default_threads(); }
+// One on each core, as two on one share what it can compute, but no more than the CPUs and the quota that the process
+// has. Where Linux does not say which CPUs are one core, as many as these.
+int threads_of(int given) {
+  if (given > 0) return given;
+  const int most = kernels::cpu::Exec{}.threads();
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return most;
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  const int cores = count_cores(cpus, [](int cpu) {
+    const std::string name = concat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list");
+    std::string list;
+    std::getline(std::ifstream(name), list);
+    return list;
+  });
+  if (cores > 0) return std::min(cores, most);
+#endif
+  return most;
+}
 
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
 
