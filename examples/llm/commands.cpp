@@ -181,22 +181,15 @@ struct Window {
 };
 
 // Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has
-// not scored count.
-std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride) {
+// not scored count. halves: as llama.cpp's program has them: what is left behind the last whole one does not count, and
+// neither does the first half of each.
+std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride, bool halves) {
   std::vector<Window> out;
-  for (int64_t begin = 0, first = 1; first < tokens; begin += stride) {
-    const int64_t end = std::min(tokens, begin + context);
+  for (int64_t begin = 0, end = 1; halves ? begin + context <= tokens : end < tokens; begin += stride) {
+    const int64_t first = halves ? begin + context / 2 + 1 : end;
+    end = std::min(tokens, begin + context);
     out.push_back({begin, end, first});
-    first = end;
   }
-  return out;
-}
-// As llama.cpp's program has them: side by side, what is left behind the last whole one does not count, and neither
-// does the first half of each.
-std::vector<Window> halves_of(int64_t tokens, int64_t context) {
-  std::vector<Window> out;
-  for (int64_t begin = 0; begin + context <= tokens; begin += context)
-    out.push_back({begin, begin + context, begin + context / 2 + 1});
   return out;
 }
 
@@ -215,7 +208,7 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
   if (stride > context) throw Error("--stride: more than the context of ", context, " tokens");
   if (halves && context < 3) throw Error("--context: the second half of a window of 2 tokens scores nothing");
   if (halves) stride = context;
-  const std::vector<Window> windows = halves ? halves_of(n, context) : windows_of(n, context, stride);
+  const std::vector<Window> windows = windows_of(n, context, stride, halves);
   if (windows.empty())
     throw Error(file.name, " has ", n, " tokens, fewer than the context of ", context, ", which --halves wants");
   catch_interrupts();
