@@ -11,14 +11,6 @@
 namespace llm {
 namespace {
 
-std::string rope_type(const Fields& fields, const std::string& architecture) {
-  const std::string type = fields.text("rope_type", fields.text("type", "default"));
-  fields.ignore({"type"});
-  if (type == "none") return "default";
-  if (type == "su" || (type == "yarn" && architecture == "phi3")) return "longrope";
-  return type;
-}
-
 // A number that must be there.
 double stated(const Fields& fields, const char* name, double low) {
   return fields.at(name), fields.number(name, low, 1e6, 1);
@@ -71,7 +63,9 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   rope.original = double(config.positions);
   if (json == nullptr) return rope;
   const Fields fields(*json, "config.json: rope");
-  rope.type = rope_type(fields, config.architecture);
+  rope.type = fields.text("rope_type", fields.text("type", "default"));
+  if (rope.type == "none") rope.type = "default";
+  if (rope.type == "su" || (rope.type == "yarn" && config.architecture == "phi3")) rope.type = "longrope";
   rope.theta = fields.number("rope_theta", 1e-3, 1e12, theta);
   // Read by name beside the model's own, which must say the same.
   if (const double part = fields.number("partial_rotary_factor", 0, 1, -1);

@@ -26,7 +26,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
     const Layer& layer = layers_[i];
     const LayerConfig& how = config_.layers[i];
     const Rope& rope = ropes_[how.rope];
-    const Cache cache = cache_of(layer, tokens.owners != nullptr ? reading_ : 0);
+    const Cache cache = cache_of(layer);
 
     // Queries, and keys and values behind those of the tokens before.
     const QkvWeights& w = layer.qkv;
@@ -53,7 +53,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
 
 // The same, and the head, for one token in one launch.
 void Model::walk(const Tokens& tokens) {
-  check(walk_calls_->walk(place_, walk_, tokens, cache_of(layers_[0], 0)));
+  check(walk_calls_->walk(place_, walk_, tokens, cache_of(layers_[0])));
   if (!walk_.head) head(0, 1);
 }
 
@@ -118,7 +118,7 @@ void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, cons
       throw Error("the tokenizer makes the token ", ids[i], ", and the model has ", config_.vocabulary);
   }
   set_length(from + n);
-  reading_ = text;
+  text_ = text;
   for (int64_t done = 0; done < n;) {
     const int64_t left = context() - (from + done), rows = left > 0 ? std::min({options_.chunk, n - done, left}) : 1;
     std::vector<int32_t> positions(static_cast<size_t>(rows));
@@ -186,6 +186,7 @@ void Model::step(int64_t longest) {
   if (options_.sinks < 0) check_text(0, 0, longest);
   replay(0, longest, [this] {
     const int64_t n = options_.sequences;
+    text_ = 0;
     const Tokens tokens{n, 1, last_ids_, last_positions_, nullptr, last_lengths_, recorded_for_, last_kept_};
     if (walk_calls_ != nullptr) {
       walk(tokens);
@@ -207,7 +208,7 @@ void Model::step(int64_t length, int32_t last, const std::vector<int32_t>& guess
     const Guesses all{
         given_, rows, guessed_, guessed_ + rows, guessed_ + 2 * rows, guessed_seeds_, guessed_seeds_ + rows};
     check(device_.rows().guess(place_, texts_, all));
-    reading_ = 0;
+    text_ = 0;
     layers({1, rows, all.ids, all.positions, owners_, all.lengths + rows - 1, recorded_for_});
     head(0, rows);
     check(device_.rows().verify(place_, choice_, logits_, config_.vocabulary, tokens_, texts_, all));
@@ -239,10 +240,18 @@ void Model::set_length(int64_t length) {
   }
 }
 
-Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
+Cache Model::cache_of(const Layer& layer) const {
   const int64_t pages = (context() + page_ - 1) / page_;
-  return {cache_type_, layer.keys,       layer.values,       table_ + sequence * pages,          pages,
-          page_,       layer.key_scales, layer.value_scales, options_.sinks < 0 ? 0 : context(), options_.sinks};
+  return {cache_type_,
+          layer.keys,
+          layer.values,
+          table_ + text_ * pages,
+          pages,
+          page_,
+          layer.key_scales,
+          layer.value_scales,
+          options_.sinks < 0 ? 0 : context(),
+          options_.sinks};
 }
 
 }  // namespace llm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ struct Plan {
   int64_t context = 0;
   size_t free = 0;  // when the plan was made
   // Matrices that become another type when they are loaded, because the device does not have the one of the file.
-  int64_t changed[kTypes][kTypes] = {};  // from, to
+  std::map<std::pair<Type, Type>, int64_t> changed;  // from, to
 
   size_t total() const { return weights + cache + activations; }
   bool is_tight() const { return mapped > 0 && mapped + total() > free; }
@@ -85,7 +86,7 @@ class Model {
   // Multiplications by weights while a prompt of so many tokens is read: the head takes only the last one.
   double multiplications(int64_t tokens) const;
   // The bytes of keys and values that a token has.
-  size_t key_bytes() const { return key_bytes_of_layer() * config_.layers.size(); }
+  size_t key_bytes() const;
 
  private:
   struct Layer {
@@ -102,19 +103,13 @@ class Model {
   class Tensors;
 
   int64_t inside() const;
-  // int8 has a scale for each head.
-  size_t key_bytes_of_layer() const {
-    return size_t(config_.kv_heads) * 2 *
-           (size_t(config_.head_dim) * size_t(bits_of(cache_type_) / 8) +
-            (cache_type_ == Type::i8 ? sizeof(float) : 0));
-  }
   void check_options();
   size_t workspace_bytes() const;
   size_t decoded_bytes() const;
   size_t code_bytes() const;
   void plan_memory();
   std::string helps() const;
-  void allocate();
+  void allocate(bool only_plan);
   void check_text(int64_t text, int64_t from, int64_t n) const;  // that such a text has so many tokens behind `from`
   void set_length(int64_t length);
   void plan_walk();
@@ -132,7 +127,7 @@ class Model {
     if (why != nullptr) throw Error(why);
   }
   const ProductCalls& products(const Matrix& w) const { return *device_.products(w.type); }
-  Cache cache_of(const Layer& layer, int64_t sequence) const;
+  Cache cache_of(const Layer& layer) const;
 
   Config config_;
   Device& device_;
@@ -171,7 +166,8 @@ class Model {
   Buffer<uint64_t> guessed_seeds_;
   Choice choice_;
   int64_t tokens_ = 0;
-  int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, reading_ = 0;
+  int64_t page_ = 0, rows_ = 0, logit_rows_ = 0;
+  int64_t text_ = 0;  // the first one of those that are read
 };
 
 }  // namespace llm

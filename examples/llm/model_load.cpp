@@ -81,7 +81,7 @@ class Model::Loader {
     return only_plan_ ? &nothing_ : static_cast<const float*>(keep(values.data(), values.size() * 4));
   }
 
- private:
+ protected:
   void done(size_t bytes) {
     done_ += double(bytes);
     if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
@@ -109,7 +109,7 @@ class Model::Loader {
     return Type(type);
   }
   void count(Type stored, Type type, bool quantize) {
-    if (wanted(quantize) < 0 && type != stored && !has(stored)) ++model_.plan_.changed[int(stored)][int(type)];
+    if (wanted(quantize) < 0 && type != stored && !has(stored)) ++model_.plan_.changed[{stored, type}];
   }
   const void* keep(const void* from, size_t bytes) {
     model_.memory_.emplace_back(model_.device_, int64_t(bytes), "weights");
@@ -179,14 +179,13 @@ class Model::Loader {
 };
 
 // Which tensors of the files are which weights of the model.
-class Model::Tensors {
+class Model::Tensors : Loader {
  public:
-  Tensors(Model& model, const Weights& files, Loader& loader)
-      : model_(model), files_(files), loader_(loader), c(model.config_) {}
+  using Loader::Loader;
 
   // All that config.json says there is; what the files have beside it is refused.
   void load() {
-    model_.zeros_ = loader_.floats(
+    model_.zeros_ = floats(
         std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
     embedding();
     for (size_t i = 0; i < c.layers.size(); ++i) {
@@ -197,17 +196,16 @@ class Model::Tensors {
     head();
     ignore_others();
     if (const std::string name = files_.unread(); !name.empty())
-      throw Error("the tensor " + shown(name) + " belongs to nothing that this architecture (" + c.architecture +
-                  ") has");
+      throw Error("the tensor ", shown(name), " belongs to nothing that this architecture (", c.architecture, ") has");
   }
 
  private:
   Norm norm(const std::string& name, int64_t n) {
-    return {loader_.vector(name + ".weight", n, c.norm_plus_one ? 1.f : 0.f),
-            c.layer_norm ? loader_.vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
+    return {vector(name + ".weight", n, c.norm_plus_one ? 1.f : 0.f),
+            c.layer_norm ? vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
   }
   const float* bias(bool there, const std::string& name, int64_t n) {
-    return there ? loader_.vector(name + ".bias", n) : model_.zeros_;
+    return there ? vector(name + ".bias", n) : model_.zeros_;
   }
   QkvWeights parts_of(const Matrix& all) const {
     return {rows_of(all, 0, nq), rows_of(all, nq, nk), rows_of(all, nq + nk, nk),
@@ -221,10 +219,9 @@ class Model::Tensors {
     for (const char* other : {"", "transformer.", "model.", "language_model.model.", "model.language_model."}) {
       if (files_.has(other + table)) prefix_ = other;
     }
-    model_.embedding_ = loader_.matrix(prefix_ + table, c.vocabulary, c.hidden, false);
+    model_.embedding_ = matrix(prefix_ + table, c.vocabulary, c.hidden, false);
     if (gpt2) {  // read together with the table, as the same type
-      model_.places_ =
-          loader_.matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false, false, int(model_.embedding_.type));
+      model_.places_ = matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false, false, int(model_.embedding_.type));
     }
     // The table is read a row at a time, unless it is the head as well.
     if (!c.tied) model_.weights_per_token_ = model_.weights_count_ = 0;
@@ -233,55 +230,55 @@ class Model::Tensors {
   void gpt2_layer(Layer& l, const std::string& at) {
     l.attention_norm = norm(at + "ln_1", c.hidden);
     l.mlp_norm = norm(at + "ln_2", c.hidden);
-    l.qkv = parts_of(loader_.matrix(at + "attn.c_attn.weight", nq + 2 * nk, c.hidden, true, true));
-    const float* const biases = loader_.vector(at + "attn.c_attn.bias", nq + 2 * nk);
+    l.qkv = parts_of(matrix(at + "attn.c_attn.weight", nq + 2 * nk, c.hidden, true, true));
+    const float* const biases = vector(at + "attn.c_attn.bias", nq + 2 * nk);
     l.qkv.q_bias = biases, l.qkv.k_bias = biases + nq, l.qkv.v_bias = biases + nq + nk;
-    l.output = loader_.matrix(at + "attn.c_proj.weight", c.hidden, nq, true, true);
-    l.output_bias = loader_.vector(at + "attn.c_proj.bias", c.hidden);
-    l.up = loader_.matrix(at + "mlp.c_fc.weight", c.inner, c.hidden, true, true);
-    l.up_bias = loader_.vector(at + "mlp.c_fc.bias", c.inner);
-    l.down = loader_.matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
-    l.down_bias = loader_.vector(at + "mlp.c_proj.bias", c.hidden);
+    l.output = matrix(at + "attn.c_proj.weight", c.hidden, nq, true, true);
+    l.output_bias = vector(at + "attn.c_proj.bias", c.hidden);
+    l.up = matrix(at + "mlp.c_fc.weight", c.inner, c.hidden, true, true);
+    l.up_bias = vector(at + "mlp.c_fc.bias", c.inner);
+    l.down = matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
+    l.down_bias = vector(at + "mlp.c_proj.bias", c.hidden);
     for (const char* mask : {"attn.bias", "attn.masked_bias"}) files_.ignore(at + mask);
   }
 
   void layer(Layer& l, const std::string& at, bool experts) {
     const std::string attention = at + "self_attn.", mlp = at + "mlp.";
-    norms(l, at, attention);
+    l.attention_norm = norm(at + "input_layernorm", c.hidden);
+    l.mlp_norm = norm(at + (c.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"), c.hidden);
+    if (c.post_norms) {
+      l.after_attention = norm(at + "post_attention_layernorm", c.hidden);
+      l.after_mlp = norm(at + "post_feedforward_layernorm", c.hidden);
+    }
+    if (c.head_norms)
+      l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
+    l.output = matrix(attention + "o_proj.weight", c.hidden, nq);
     l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
     l.up_bias = l.down_bias = model_.zeros_;
     if (experts) all_experts(l, at, mlp);
+    else feed_forward(l, mlp, c.inner);
     if (c.fused) {
-      l.qkv = parts_of(loader_.matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden));
-      const Matrix both = loader_.matrix(mlp + "gate_up_proj.weight", 2 * c.inner, c.hidden);
-      l.gate = rows_of(both, 0, c.inner), l.up = rows_of(both, c.inner, c.inner);
+      l.qkv = parts_of(matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden));
     } else {
       const auto part = [&](const char* name, int64_t rows) {
-        return loader_.matrix(attention + name + ".weight", rows, c.hidden);
+        return matrix(attention + name + ".weight", rows, c.hidden);
       };
       const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
       l.qkv = {part("q_proj", nq),      part("k_proj", nk),      part("v_proj", nk),
                part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
-      if (!experts)
-        l.gate = loader_.matrix(mlp + "gate_proj.weight", c.inner, c.hidden),
-        l.up = loader_.matrix(mlp + "up_proj.weight", c.inner, c.hidden);
     }
-    l.output = loader_.matrix(attention + "o_proj.weight", c.hidden, nq);
-    if (!experts) l.down = loader_.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
     files_.ignore(attention + "rotary_emb.inv_freq");
   }
 
-  void norms(Layer& l, const std::string& at, const std::string& attention) {
-    l.attention_norm = norm(at + "input_layernorm", c.hidden);
-    if (c.post_norms) {
-      l.after_attention = norm(at + "post_attention_layernorm", c.hidden);
-      l.mlp_norm = norm(at + "pre_feedforward_layernorm", c.hidden);
-      l.after_mlp = norm(at + "post_feedforward_layernorm", c.hidden);
+  void feed_forward(Layer& l, const std::string& at, int64_t inner) {
+    if (c.fused) {
+      const Matrix both = matrix(at + "gate_up_proj.weight", 2 * inner, c.hidden);
+      l.gate = rows_of(both, 0, inner), l.up = rows_of(both, inner, inner);
     } else {
-      l.mlp_norm = norm(at + "post_attention_layernorm", c.hidden);
+      l.gate = matrix(at + "gate_proj.weight", inner, c.hidden);
+      l.up = matrix(at + "up_proj.weight", inner, c.hidden);
     }
-    if (c.head_norms)
-      l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
+    l.down = matrix(at + "down_proj.weight", c.hidden, inner);
   }
 
   // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
@@ -289,31 +286,26 @@ class Model::Tensors {
     const bool mixtral = files_.has(at + "block_sparse_moe.gate.weight");
     const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
     const double share = double(c.experts_per_token) / double(c.experts);
-    l.router = loader_.matrix(base + "gate.weight", c.experts, c.hidden, false);
-    std::vector<Loader::Slice> gate, up, down;
+    l.router = matrix(base + "gate.weight", c.experts, c.hidden, false);
+    std::vector<Slice> gate, up, down;
     const bool fused = files_.has(all + "gate_up_proj");
-    const Tensor* const both =
-        fused ? &files_.get(all + "gate_up_proj", {c.experts, 2 * c.expert_inner, c.hidden}) : nullptr;
-    const Tensor* const last = fused ? &files_.get(all + "down_proj", {c.experts, c.hidden, c.expert_inner}) : nullptr;
+    const int64_t inner = c.expert_inner;
     for (int64_t e = 0; e < c.experts; ++e) {
-      const std::string one = all + std::to_string(e) + ".";
-      const auto part = [&](const char* name, int64_t rows, int64_t cols) {
-        return Loader::Slice{&files_.get(one + name + ".weight", {rows, cols}), 0, rows};
+      // Rows of an expert's own tensor, or from `first` on of the one for all.
+      const auto part = [&](const char* own, const char* of_all, int64_t all_rows, int64_t first, int64_t rows,
+                            int64_t cols) {
+        if (fused) return Slice{&files_.get(all + of_all, {c.experts, all_rows, cols}), first, rows};
+        return Slice{&files_.get(concat(all, e, ".", own, ".weight"), {rows, cols}), 0, rows};
       };
-      gate.push_back(fused ? Loader::Slice{both, e * 2 * c.expert_inner, c.expert_inner}
-                           : part(mixtral ? "w1" : "gate_proj", c.expert_inner, c.hidden));
-      up.push_back(fused ? Loader::Slice{both, (2 * e + 1) * c.expert_inner, c.expert_inner}
-                         : part(mixtral ? "w3" : "up_proj", c.expert_inner, c.hidden));
-      down.push_back(fused ? Loader::Slice{last, e * c.hidden, c.hidden}
-                           : part(mixtral ? "w2" : "down_proj", c.hidden, c.expert_inner));
+      gate.push_back(part(mixtral ? "w1" : "gate_proj", "gate_up_proj", 2 * inner, 2 * e * inner, inner, c.hidden));
+      up.push_back(part(mixtral ? "w3" : "up_proj", "gate_up_proj", 2 * inner, (2 * e + 1) * inner, inner, c.hidden));
+      down.push_back(part(mixtral ? "w2" : "down_proj", "down_proj", c.hidden, e * c.hidden, c.hidden, inner));
     }
-    l.expert_gate = loader_.joined(all, gate, c.hidden, share), l.expert_up = loader_.joined(all, up, c.hidden, share);
-    l.expert_down = loader_.joined(all, down, c.expert_inner, share);
+    l.expert_gate = joined(all, gate, c.hidden, share), l.expert_up = joined(all, up, c.hidden, share);
+    l.expert_down = joined(all, down, c.expert_inner, share);
     if (c.shared_inner > 0) {
-      l.shared_gate = loader_.matrix(mlp + "shared_expert_gate.weight", 1, c.hidden, false);
-      l.gate = loader_.matrix(mlp + "shared_expert.gate_proj.weight", c.shared_inner, c.hidden);
-      l.up = loader_.matrix(mlp + "shared_expert.up_proj.weight", c.shared_inner, c.hidden);
-      l.down = loader_.matrix(mlp + "shared_expert.down_proj.weight", c.hidden, c.shared_inner);
+      l.shared_gate = matrix(mlp + "shared_expert_gate.weight", 1, c.hidden, false);
+      feed_forward(l, mlp + "shared_expert.", c.shared_inner);
     }
   }
 
@@ -327,8 +319,7 @@ class Model::Tensors {
         files_.ignore(name);
     } else {
       const bool inner = prefix_.rfind("language_model.", 0) == 0;
-      model_.head_ =
-          loader_.matrix(inner ? "language_model.lm_head.weight" : "lm_head.weight", c.vocabulary, c.hidden, false);
+      model_.head_ = matrix(inner ? "language_model.lm_head.weight" : "lm_head.weight", c.vocabulary, c.hidden, false);
     }
   }
 
@@ -342,10 +333,7 @@ class Model::Tensors {
     }
   }
 
-  Model& model_;
-  const Weights& files_;
-  Loader& loader_;
-  const Config& c;
+  const Config& c = model_.config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
   const bool gpt2 = c.learned_positions;
   std::string prefix_;
@@ -358,8 +346,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   layers_.resize(config_.layers.size());
   const auto load = [&](bool plans) {
     plan_ = {}, weights_per_token_ = weights_count_ = 0;
-    Loader loader(*this, files, progress, plans);
-    Tensors(*this, files, loader).load();
+    Tensors(*this, files, progress, plans).load();
   };
   load(true);
   plan_memory();
@@ -367,7 +354,8 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   const Plan plan = plan_;
   load(false);
   plan_ = plan;
-  allocate();
+  allocate(false);
+  plan_walk();
 }
 
 Plan Model::plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options) {

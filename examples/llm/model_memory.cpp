@@ -14,14 +14,9 @@ std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1
 
 std::string Plan::changes() const {
   std::vector<std::string> all;
-  for (int from = 0; from < kTypes; ++from) {
-    for (int to = 0; to < kTypes; ++to) {
-      const int64_t n = changed[from][to];
-      if (n > 0)
-        all.push_back(concat(n, n == 1 ? " matrix of " : " matrices of ", name_of(Type(from)),
-                             n == 1 ? " becomes " : " become ", name_of(Type(to))));
-    }
-  }
+  for (const auto& [types, n] : changed)
+    all.push_back(concat(n, n == 1 ? " matrix of " : " matrices of ", name_of(types.first),
+                         n == 1 ? " becomes " : " become ", name_of(types.second)));
   std::string out = all.empty() ? "" : listed(all) + ": the stored type is not compiled in for this device";
   if (is_tight())
     out += concat(out.empty() ? "" : "; ", "the ", megabytes(mapped), " that stay in the files do not fit into the ",
@@ -33,6 +28,12 @@ std::string Plan::changes() const {
 // Columns inside of a feed-forward layer, of all experts of a token together.
 int64_t Model::inside() const {
   return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
+}
+
+// int8 has a scale for each head.
+size_t Model::key_bytes() const {
+  const int64_t head = config_.head_dim * bits_of(cache_type_) / 8 + (cache_type_ == Type::i8 ? 4 : 0);
+  return size_t(2 * config_.kv_heads * head) * config_.layers.size();
 }
 
 // What attention needs beside its operands, for a chunk of a prompt or a step.
@@ -67,40 +68,31 @@ void Model::plan_memory() {
   if (device_.attend(cache_type_) == nullptr)
     throw Error("keys and values of ", name_of(cache_type_), " are not compiled in for this device; --cache takes ",
                 names_of([&](Type type) { return device_.attend(type) != nullptr; }), " there");
-  const size_t a = size_t(bits_of(device_.rows().activations) / 8), texts = size_t(options_.sequences),
-               per_token = key_bytes() * texts, id_bytes = sizeof(int32_t) * texts, workspace = workspace_bytes();
-  const auto plan_activations = [&] {
+  const auto plan = [&] {
     rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
     logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
-    const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
-    plan_.activations =
-        size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
-                         size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
-        size_t(logit_rows_ * c.vocabulary) * 4 + workspace + decoded_bytes() + code_bytes();
+    const int64_t whole = std::max<int64_t>(1, plan_.context);
+    page_ = options_.page > 0 ? std::min(options_.page, whole) : whole;
+    allocate(true);
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
         options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
-  plan_activations();
   plan_.free = device_.free_bytes(plan_.mapped);
-  const size_t free = plan_.free / 20 * 19,
-               fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
   plan_.context = options_.context;
+  plan();
   if (plan_.context == 0) {
-    const int64_t room = free > fixed ? int64_t((free - fixed) / (per_token + id_bytes)) : 0;
-    plan_.context = std::min(c.positions, room);
+    const size_t free = plan_.free / 20 * 19, fixed = plan_.total() + (device_.is_host() ? plan_.mapped : 0),
+                 per_token = size_t(options_.sequences) * (key_bytes() + sizeof(int32_t));
+    plan_.context = std::min(c.positions, free > fixed ? int64_t((free - fixed) / per_token) : 0);
     if (plan_.context > 0) options_.chunk = std::min(options_.chunk, plan_.context);
-    plan_activations();
+    plan();
   }
   if (c.learned_positions && plan_.context > c.positions)
     throw Error("--context: this model has no more than ", c.positions, " positions");
   if (options_.sinks >= plan_.context && plan_.context > 0)
     throw Error("--sinks: the context of ", plan_.context, " tokens is not larger");
-  page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context))
-                            : std::max<int64_t>(1, plan_.context);
-  plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
-  plan_.activations += size_t(plan_.context + (plan_.context + page_ - 1) / page_) * id_bytes;
   if (plan_.context >= 1 && plan_.total() <= device_.free_bytes()) return;
   const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " where the files are mapped)" : "",
                     each = options_.sequences > 1 ? concat(" of each of ", options_.sequences, " texts") : "";
@@ -135,23 +127,32 @@ std::string Model::helps() const {
   return all.empty() ? "" : "; try " + listed(all, " or ");
 }
 
-void Model::allocate() {
+// Buffers, or only what they take.
+void Model::allocate(bool only_plan) {
   const Config& c = config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_,
                 texts = options_.sequences, guesses = options_.guesses + 1, a = bits_of(device_.rows().activations) / 8;
-  const auto make = [&](auto& buffer, int64_t count, const char* what = "activations", bool shared = false) {
-    buffer = std::decay_t<decltype(buffer)>(device_, count, what, shared);
+  const auto make_of = [&](size_t& sum, auto& buffer, int64_t count, const char* what, bool shared = false) {
+    sum += size_t(count) * sizeof(*buffer);
+    if (!only_plan) buffer = std::decay_t<decltype(buffer)>(device_, count, what, shared);
   };
+  const auto make = [&](auto& buffer, int64_t count, const char* what = "activations", bool shared = false) {
+    make_of(plan_.activations, buffer, count, what, shared);
+  };
+  plan_.cache = plan_.activations = 0;
   for (Layer& layer : layers_) {
     const int64_t elements = texts * pages * page_ * nk, size = bits_of(cache_type_) / 8;
-    make(layer.keys, elements * size, "keys"), make(layer.values, elements * size, "values");
+    for (auto* side : {&layer.keys, &layer.values}) make_of(plan_.cache, *side, elements * size, "keys and values");
     if (cache_type_ != Type::i8) continue;
-    make(layer.key_scales, elements / c.head_dim, "keys"), make(layer.value_scales, elements / c.head_dim, "values");
+    for (auto* scales : {&layer.key_scales, &layer.value_scales})
+      make_of(plan_.cache, *scales, elements / c.head_dim, "keys and values");
   }
-  std::vector<int32_t> table(size_t(texts * pages));
-  std::iota(table.begin(), table.end(), 0);
   make(table_, texts * pages);
-  table_.upload(table.data(), table.size());
+  if (!only_plan) {
+    std::vector<int32_t> table(table_.count());
+    std::iota(table.begin(), table.end(), 0);
+    table_.upload(table.data(), table.size());
+  }
   for (auto* buffer : {&ids_, &positions_, &owners_}) make(*buffer, rows_);
   make(lengths_, 2);
   make(x_, rows_ * c.hidden), make(t_, rows_ * c.hidden), make(y_, rows_ * c.hidden * a);
@@ -182,7 +183,6 @@ void Model::allocate() {
   place_ = device_.place();
   place_.wide = bits_of(layers_[0].qkv.q.type) >= 16;
   place_.room = decoded_, place_.room_bytes = decoded_.count();
-  plan_walk();
 }
 
 // A step of one text is one launch where a layer is norm, attention, norm and gated products, and nothing else.

@@ -282,15 +282,13 @@ class Writer {
   Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, size_t first, const Session::Print& print,
          Session::Times& times)
       : s_(session),
-        settings_(session.settings),
-        model_(*session.model),
         print_(print),
         times_(times),
         first_(first),
         texts_(prompts.size()),
         streams_(prompts.size()),
         holds_(prompts.size(), Stops(session.settings.stops)),
-        reading_(settings_, "reading", 1) {
+        reading_(session.settings, "reading", 1) {
     for (size_t i = 0; i < prompts.size(); ++i)
       texts_[i].ids = prompts[i], to_read_ += texts_[i].prompt = int64_t(prompts[i].size());
   }
@@ -422,8 +420,8 @@ class Writer {
   }
 
   Session& s_;
-  const Settings& settings_;
-  Model& model_;
+  const Settings& settings_ = s_.settings;
+  Model& model_ = *s_.model;
   const Session::Print& print_;
   Session::Times& times_;
   const size_t first_;
