@@ -81,6 +81,8 @@ void add_model(CLI::App& command, Settings& s) {
   number(command, "--page", s.page, 0, 1 << 30, "positions in a page of the cache; 0: one page to a text");
   number(command, "--chunk", s.chunk, 0, 1 << 20,
          "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU");
+  command.add_flag("--batch-invariant", s.batch_invariant,
+                   "a text has the same bits alone and beside any others, at some cost in speed");
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }

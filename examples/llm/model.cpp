@@ -60,7 +60,7 @@ void Model::walk(const Tokens& tokens) {
 // norm(x), or x as it is with the norm that the product with w applies itself.
 Inputs Model::normed(const Norm& norm, const Matrix& w, int64_t rows) {
   if (!norm.layer_norm && in_codes(w, rows)) return encoded({x_, &norm}, w, rows);
-  if (rows == 1 && !norm.layer_norm && products(w).folds) return {x_, &norm};
+  if (rows == 1 && !norm.layer_norm && products(w).folds && !options_.batch_invariant) return {x_, &norm};
   check(device_.rows().norm(place_, x_, norm, y_, rows, config_.hidden));
   return encoded({y_}, w, rows);
 }

@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t sinks =
       -1;  // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
   int64_t guesses = 0;  // at most, that a step reads with the last token of a single sequence
+  bool batch_invariant = false;  // the bits of a text do not depend on how many others are decoded with it
 };
 
 constexpr int64_t kMostTexts = 4096;  // that are decoded together

@@ -139,6 +139,7 @@ class Model::Loader {
     const bool codes = bits_of(out.type) < 16, half = out.type == Type::f16;
     std::atomic<int64_t> next{0};
     std::atomic<float> wrong{0};
+    std::atomic<bool> packed{true};
     const auto work = [&] {
       std::vector<float> values(size_t(some * cols));
       for (int64_t row; (row = next.fetch_add(some)) < part.rows;) {
@@ -153,8 +154,9 @@ class Model::Loader {
           const float x = values[size_t(i)];
           if (std::isfinite(x) ? half && std::fabs(x) >= 65520 : codes) wrong = x;
         }
-        from_floats(values.data(), n, cols, out.type, data + llm::weight_bytes(out.type, row, cols),
-                    scales + scale_bytes(out.type, row, cols));
+        if (!from_floats(values.data(), n, cols, out.type, data + llm::weight_bytes(out.type, row, cols),
+                         scales + scale_bytes(out.type, row, cols)))
+          packed = false;
       }
     };
     std::vector<std::thread> others;
@@ -162,6 +164,7 @@ class Model::Loader {
     for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
+    if (!packed) throw Error(name, ": cannot be packed as ", name_of(out.type));
     if (wrong == 0) return;
     if (codes)
       throw Error(name, ": has a weight that is infinite or no number, which ", name_of(out.type), " cannot hold");

@@ -40,9 +40,11 @@ size_t Model::key_bytes() const {
 size_t Model::workspace_bytes() const {
   size_t bytes = 0;
   const AttendCalls& calls = *device_.attend(cache_type_);
+  Place place = device_.place();
+  place.invariant = options_.batch_invariant;
   for (int64_t each = 1; each <= kChunkQueries; ++each)
-    bytes = std::max(bytes, calls.bytes(device_.place(), {1, each}, config_.shape()));
-  return std::max(bytes, calls.bytes(device_.place(), {options_.sequences, 1}, config_.shape()));
+    bytes = std::max(bytes, calls.bytes(place, {1, each}, config_.shape()));
+  return std::max(bytes, calls.bytes(place, {options_.sequences, 1}, config_.shape()));
 }
 
 // Room for the weights of a layer's largest product in 16 bits.
@@ -181,7 +183,7 @@ void Model::allocate(bool only_plan) {
     ropes_[i] = {frequencies_[i], c.rotary_dim, c.ropes[i].amplitude};
   }
   place_ = device_.place();
-  place_.wide = bits_of(layers_[0].qkv.q.type) >= 16;
+  place_.wide = bits_of(layers_[0].qkv.q.type) >= 16, place_.invariant = options_.batch_invariant;
   place_.room = decoded_, place_.room_bytes = decoded_.count();
 }
 
@@ -190,8 +192,8 @@ void Model::plan_walk() {
   const Config& c = config_;
   const Matrix& w = layers_[0].up;
   const WalkCalls* const calls = device_.walk(w.type);
-  if (calls == nullptr || options_.sequences != 1 || c.layer_norm || c.post_norms || c.learned_positions ||
-      c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
+  if (calls == nullptr || options_.sequences != 1 || options_.batch_invariant || c.layer_norm || c.post_norms ||
+      c.learned_positions || c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
     return;
   std::vector<WalkLayer> layers;
   for (size_t i = 0; i < layers_.size(); ++i) {
