@@ -28,13 +28,14 @@ class Model::Loader {
   Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
       : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
 
-  // rows x cols weights; in a transposed model cols x rows in the file. quantize: whether --weights of fewer than 16
-  // bits are meant. as: a Type that it has to have, or -1.
+  // rows x cols weights, NAME.weight; in a transposed model cols x rows in the file. quantize: whether --weights of
+  // fewer than 16 bits are meant. as: a Type that it has to have, or -1.
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false,
                 int as = -1) {
+    const std::string full = name + ".weight";
     const Tensor& tensor =
-        files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
-    return joined(name, {{&tensor, 0, rows}}, cols, 1, quantize, transposed, as);
+        files_.get(full, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
+    return joined(full, {{&tensor, 0, rows}}, cols, 1, quantize, transposed, as);
   }
 
   // Some rows of each of several tensors, one below the other: what experts need. `share`: of them that a token reads.
@@ -217,14 +218,14 @@ class Model::Tensors : Loader {
 
   // Before the layers, whose names begin as those of the table do.
   void embedding() {
-    const std::string table = gpt2 ? "wte.weight" : "embed_tokens.weight";
+    const std::string table = gpt2 ? "wte" : "embed_tokens";
     prefix_ = gpt2 ? "transformer." : "model.";
     for (const char* other : {"", "transformer.", "model.", "language_model.model.", "model.language_model."}) {
-      if (files_.has(other + table)) prefix_ = other;
+      if (files_.has(other + table + ".weight")) prefix_ = other;
     }
     model_.embedding_ = matrix(prefix_ + table, c.vocabulary, c.hidden, false);
     if (gpt2) {  // read together with the table, as the same type
-      model_.places_ = matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false, false, int(model_.embedding_.type));
+      model_.places_ = matrix(prefix_ + "wpe", c.positions, c.hidden, false, false, int(model_.embedding_.type));
     }
     // The table is read a row at a time, unless it is the head as well.
     if (!c.tied) model_.weights_per_token_ = model_.weights_count_ = 0;
@@ -233,14 +234,14 @@ class Model::Tensors : Loader {
   void gpt2_layer(Layer& l, const std::string& at) {
     l.attention_norm = norm(at + "ln_1", c.hidden);
     l.mlp_norm = norm(at + "ln_2", c.hidden);
-    l.qkv = parts_of(matrix(at + "attn.c_attn.weight", nq + 2 * nk, c.hidden, true, true));
+    l.qkv = parts_of(matrix(at + "attn.c_attn", nq + 2 * nk, c.hidden, true, true));
     const float* const biases = vector(at + "attn.c_attn.bias", nq + 2 * nk);
     l.qkv.q_bias = biases, l.qkv.k_bias = biases + nq, l.qkv.v_bias = biases + nq + nk;
-    l.output = matrix(at + "attn.c_proj.weight", c.hidden, nq, true, true);
+    l.output = matrix(at + "attn.c_proj", c.hidden, nq, true, true);
     l.output_bias = vector(at + "attn.c_proj.bias", c.hidden);
-    l.up = matrix(at + "mlp.c_fc.weight", c.inner, c.hidden, true, true);
+    l.up = matrix(at + "mlp.c_fc", c.inner, c.hidden, true, true);
     l.up_bias = vector(at + "mlp.c_fc.bias", c.inner);
-    l.down = matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
+    l.down = matrix(at + "mlp.c_proj", c.hidden, c.inner, true, true);
     l.down_bias = vector(at + "mlp.c_proj.bias", c.hidden);
     for (const char* mask : {"attn.bias", "attn.masked_bias"}) files_.ignore(at + mask);
   }
@@ -255,17 +256,15 @@ class Model::Tensors : Loader {
     }
     if (c.head_norms)
       l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
-    l.output = matrix(attention + "o_proj.weight", c.hidden, nq);
+    l.output = matrix(attention + "o_proj", c.hidden, nq);
     l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
     l.up_bias = l.down_bias = model_.zeros_;
     if (experts) all_experts(l, at, mlp);
     else feed_forward(l, mlp, c.inner);
     if (c.fused) {
-      l.qkv = parts_of(matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden));
+      l.qkv = parts_of(matrix(attention + "qkv_proj", nq + 2 * nk, c.hidden));
     } else {
-      const auto part = [&](const char* name, int64_t rows) {
-        return matrix(attention + name + ".weight", rows, c.hidden);
-      };
+      const auto part = [&](const char* name, int64_t rows) { return matrix(attention + name, rows, c.hidden); };
       const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
       l.qkv = {part("q_proj", nq),      part("k_proj", nk),      part("v_proj", nk),
                part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
@@ -275,13 +274,13 @@ class Model::Tensors : Loader {
 
   void feed_forward(Layer& l, const std::string& at, int64_t inner) {
     if (c.fused) {
-      const Matrix both = matrix(at + "gate_up_proj.weight", 2 * inner, c.hidden);
+      const Matrix both = matrix(at + "gate_up_proj", 2 * inner, c.hidden);
       l.gate = rows_of(both, 0, inner), l.up = rows_of(both, inner, inner);
     } else {
-      l.gate = matrix(at + "gate_proj.weight", inner, c.hidden);
-      l.up = matrix(at + "up_proj.weight", inner, c.hidden);
+      l.gate = matrix(at + "gate_proj", inner, c.hidden);
+      l.up = matrix(at + "up_proj", inner, c.hidden);
     }
-    l.down = matrix(at + "down_proj.weight", c.hidden, inner);
+    l.down = matrix(at + "down_proj", c.hidden, inner);
   }
 
   // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
@@ -289,7 +288,7 @@ class Model::Tensors : Loader {
     const bool mixtral = files_.has(at + "block_sparse_moe.gate.weight");
     const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
     const double share = double(c.experts_per_token) / double(c.experts);
-    l.router = matrix(base + "gate.weight", c.experts, c.hidden, false);
+    l.router = matrix(base + "gate", c.experts, c.hidden, false);
     std::vector<Slice> gate, up, down;
     const bool fused = files_.has(all + "gate_up_proj");
     const int64_t inner = c.expert_inner;
@@ -307,7 +306,7 @@ class Model::Tensors : Loader {
     l.expert_gate = joined(all, gate, c.hidden, share), l.expert_up = joined(all, up, c.hidden, share);
     l.expert_down = joined(all, down, c.expert_inner, share);
     if (c.shared_inner > 0) {
-      l.shared_gate = matrix(mlp + "shared_expert_gate.weight", 1, c.hidden, false);
+      l.shared_gate = matrix(mlp + "shared_expert_gate", 1, c.hidden, false);
       feed_forward(l, mlp + "shared_expert.", c.shared_inner);
     }
   }
@@ -322,7 +321,7 @@ class Model::Tensors : Loader {
         files_.ignore(name);
     } else {
       const bool inner = prefix_.rfind("language_model.", 0) == 0;
-      model_.head_ = matrix(inner ? "language_model.lm_head.weight" : "lm_head.weight", c.vocabulary, c.hidden, false);
+      model_.head_ = matrix(inner ? "language_model.lm_head" : "lm_head", c.vocabulary, c.hidden, false);
     }
   }
 
