@@ -370,6 +370,9 @@ void Model::check_options() {
   const auto refuse_if = [](bool wrong, const auto&... why) {
     if (wrong) throw Error(why...);
   };
+  // Many rows would be multiplied as codes, or with guesses attended to in other parts than one.
+  refuse_if(options_.batch_invariant && options_.inputs >= 0, "--batch-invariant goes without --inputs");
+  refuse_if(options_.batch_invariant && options_.guesses > 0, "--batch-invariant goes without --lookup");
   if (options_.chunk == 0) options_.chunk = device_.chunk();
   if (options_.sinks >= 0) {
     refuse_if(c.learned_positions, "--sinks: the positions of this model are learned, and there are no more than ",

@@ -51,7 +51,7 @@ size_t Model::workspace_bytes() const {
 size_t Model::decoded_bytes() const {
   const Config& c = config_;
   const ProductCalls* const calls = options_.weights < 0 ? nullptr : device_.products(Type(options_.weights));
-  if (calls == nullptr || calls->decodes_from == 0 || rows_ < calls->decodes_from) return 0;
+  if (calls == nullptr || options_.batch_invariant || calls->decodes_from == 0 || rows_ < calls->decodes_from) return 0;
   const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim, feed = 2 * std::max(c.inner, c.shared_inner);
   return size_t(std::max(qkv, feed)) * size_t(c.hidden) * 2;
 }

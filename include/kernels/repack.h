@@ -1,13 +1,14 @@
 // Matrices of 4-bit codes as GPTQ's and AWQ's checkpoints have them, put into the order of uint4() once, on the host.
 //
-//   // qweight, qzeros and scales of a layer of n outputs and k inputs, as they lie in the file
-//   k::GptqMatrix<k::half> file{qweight, qzeros, scales_of_file, n, k, 128};  // or AwqMatrix
-//   std::vector<uint32_t> words(n * k / 8);
-//   std::vector<k::half> scales(n * k / 128);
-//   std::vector<uint8_t> zeros(n * k / 128);
-//   k::Status status = k::repack(file, {words.data(), scales.data(), zeros.data()});
+//   // qweight, qzeros and scales of a layer of N outputs and K inputs, as they lie in the file
+//   k::GptqMatrix<k::half> file{qweight, qzeros, scales, N, K, 128};  // or AwqMatrix
+//   std::vector<uint32_t> words(N * K / 8);
+//   std::vector<k::half> s(N * K / 128);
+//   std::vector<uint8_t> z(N * K / 128);
+//   k::Status status = k::repack(file, {words.data(), s.data(), z.data()});
 //
-//   k::dequant(k::uint4(words, k), k::group_scales(scales, k / 128, 128).zeros(zeros))  // the weights of a product
+//   // the weights of a product, where these lie on the device as p_words, p_s and p_z
+//   k::dequant(k::uint4(p_words, K), k::group_scales(p_s, K / 128, 128).zeros(p_z))
 //
 // No bit is lost: a weight is (code - zero) * scale there and here. Matrices of other outputs may follow in one memory,
 // as stacked() and experts() want them: rows are whole.
@@ -56,17 +57,21 @@ namespace detail {
 template <class File, class S, class F, class Zero>
 Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Zero& zero) {
   const int64_t rows = from.rows, cols = from.cols, group = from.group;
-  if (rows < 0 || rows % 8 != 0) return invalid("repack: rows is negative, or no multiple of 8");
-  if (cols < 0 || cols % 8 != 0) return invalid("repack: cols is negative, or no multiple of 8");
+  if (rows < 0) return invalid("rows is negative");
+  if (rows % 8 != 0) return invalid("rows is no multiple of 8");
+  if (cols < 0) return invalid("cols is negative");
+  if (cols % 8 != 0) return invalid("cols is no multiple of 8");
   const bool power = group >= 8 && (group & (group - 1)) == 0;
-  if (group != cols && !power) return invalid("repack: group is neither a power of two, 8 at least, nor all columns");
+  if (group != cols && !power) return invalid("group is neither a power of two, 8 at least, nor all columns");
   if (rows == 0 || cols == 0) return {};
-  if (cols % group != 0) return invalid("repack: cols is no multiple of group");
-  if (from.codes == nullptr) return invalid("repack: the pointer to codes is null");
-  if (from.zeros == nullptr) return invalid("repack: the pointer to zeros is null");
-  if (from.scales == nullptr) return invalid("repack: the pointer to scales is null");
-  if (to.words == nullptr || to.scales == nullptr || to.zeros == nullptr)
-    return invalid("repack: a pointer to what is written is null");
+  if (cols % group != 0) return invalid("cols is no multiple of group");
+  KERNELS_TRY(check_pointer(from.codes, "codes: the pointer is null", "codes: the pointer is not aligned"));
+  KERNELS_TRY(check_pointer(from.zeros, "zeros: the pointer is null", "zeros: the pointer is not aligned"));
+  KERNELS_TRY(check_pointer(from.scales, "scales: the pointer is null", "scales: the pointer is not aligned"));
+  KERNELS_TRY(check_pointer(to.words, "words: the pointer is null", "words: the pointer is not aligned"));
+  KERNELS_TRY(
+      check_pointer(to.scales, "scales to write: the pointer is null", "scales to write: the pointer is not aligned"));
+  KERNELS_TRY(check_pointer(to.zeros, "zeros to write: the pointer is null", ""));
   constexpr int64_t kTogether = 64;  // rows: what of a file's row of words is read at a time, and written far apart
   const int64_t words = cols / 8, groups = cols / group;
   for (int64_t first = 0; first < rows; first += kTogether) {
@@ -90,7 +95,7 @@ constexpr int awq_shift(int64_t row) { return 4 * (int(row % 2) * 4 + int(row % 
 
 template <class S>
 Status repack(const GptqMatrix<S>& from, const Uint4Matrix<S>& to) {
-  if (from.missing != 0 && from.missing != 1) return invalid("repack: what is missing from zeros is neither 0 nor 1");
+  if (from.missing != 0 && from.missing != 1) return invalid("repack: missing is neither 0 nor 1");
   if (from.group_of_column != nullptr && from.group > 0) {
     for (int64_t c = 0; c < from.cols; ++c) {
       if (from.group_of_column[c] != c / from.group)
@@ -98,25 +103,29 @@ Status repack(const GptqMatrix<S>& from, const Uint4Matrix<S>& to) {
     }
   }
   return detail::repack(
-      from, to, [&](int64_t w, int64_t row) { return word_of_codes(from.codes[w * from.rows + row]); },
-      [&](int64_t g, int64_t row) {
-        const uint32_t zero = from.zeros[g * (from.rows / 8) + row / 8] >> (4 * (row % 8)) & 15u;
-        return uint8_t((zero + uint32_t(from.missing)) & 15u);  // 15 stands for -1, that of a zero of 0
-      });
+             from, to, [&](int64_t w, int64_t row) { return word_of_codes(from.codes[w * from.rows + row]); },
+             [&](int64_t g, int64_t row) {
+               const uint32_t zero = from.zeros[g * (from.rows / 8) + row / 8] >> (4 * (row % 8)) & 15u;
+               return uint8_t((zero + uint32_t(from.missing)) & 15u);  // 15 stands for -1, that of a zero of 0
+             })
+      .in("repack");
 }
 
 template <class S>
 Status repack(const AwqMatrix<S>& from, const Uint4Matrix<S>& to) {
   const int64_t ld = from.rows / 8;
   return detail::repack(
-      from, to,
-      [&](int64_t w, int64_t row) {
-        uint32_t word = 0;
-        for (int i = 0; i < 8; ++i)
-          word |= (from.codes[(w * 8 + i) * ld + row / 8] >> detail::awq_shift(row) & 15u) << int4_shift(i);
-        return word;
-      },
-      [&](int64_t g, int64_t row) { return uint8_t(from.zeros[g * ld + row / 8] >> detail::awq_shift(row) & 15u); });
+             from, to,
+             [&](int64_t w, int64_t row) {
+               uint32_t word = 0;
+               for (int i = 0; i < 8; ++i)
+                 word |= (from.codes[(w * 8 + i) * ld + row / 8] >> detail::awq_shift(row) & 15u) << int4_shift(i);
+               return word;
+             },
+             [&](int64_t g, int64_t row) {
+               return uint8_t(from.zeros[g * ld + row / 8] >> detail::awq_shift(row) & 15u);
+             })
+      .in("repack");
 }
 
 KERNELS_END

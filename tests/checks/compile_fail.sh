@@ -57,6 +57,10 @@ together() {
     END { give(); exit unclear }' "$work/said" || rm -f "${@/#/$work/case_}"
 }
 
+if grep -q '[^ ].*// FAILS\|^ *//.*[^/ ].* FAILS ' "$file"; then
+  echo "$file: a case that does not begin its line would not be looked at" >&2
+  exit 1
+fi
 names=() texts=()
 while IFS=: read -r name text; do names+=("$name") texts+=("${text# }"); done < <(sed -n 's:^ *// FAILS ::p' "$file")
 left=("${!names[@]}") before=0

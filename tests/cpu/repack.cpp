@@ -194,6 +194,9 @@ TEST_CASE("repack refuses what it cannot put in order") {
   CHECK(with([](auto& g) { g.zeros = nullptr; }).find("zeros") != std::string::npos);
   CHECK(with([](auto& g) { g.scales = nullptr; }).find("scales") != std::string::npos);
   CHECK(with([](auto& g) { g.missing = 2; }).find("missing") != std::string::npos);
+  CHECK(with([&](auto& g) {
+          g.codes = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(f.codes.data()) + 2);
+        }) == "repack: codes: the pointer is not aligned");
   std::vector<int32_t> groups(64, 1);
   CHECK(with([&](auto& g) { g.group_of_column = groups.data(); }).find("desc_act") != std::string::npos);
   Written w(m);

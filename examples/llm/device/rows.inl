@@ -42,7 +42,7 @@ const char* encode(const Place& place, const Inputs& y, Type type, void* codes, 
     if (y.norm == nullptr)
       return reason(on::copy(exec(place), k::load(static_cast<const A*>(y.rows), cols), out, rows, cols));
     return reason(normalize(place, k::load(static_cast<const float*>(y.rows), cols),
-                              k::affine(y.norm->gamma) | out, rows, cols, k::RmsNorm{}.eps(y.norm->eps)));
+                            k::affine(y.norm->gamma) | out, rows, cols, k::RmsNorm{}.eps(y.norm->eps)));
   };
   return type == Type::i8 ? write(static_cast<int8_t*>(codes)) : write(static_cast<k::float8_e4m3*>(codes));
 }

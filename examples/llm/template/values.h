@@ -10,6 +10,7 @@ namespace jinja {
 
 // names: each with a space before and behind it.
 inline bool is_one_of(const char* names, const std::string& name) {
+  if (name.find_first_of(std::string(" \0", 2)) != std::string::npos) return false;
   return std::strstr(names, (" " + name + " ").c_str()) != nullptr;
 }
 

@@ -16,11 +16,20 @@ constexpr bool maps_values() {
 }
 template <class F, class C>
 struct MapsValues : std::integral_constant<bool, maps_values<F, C>()> {};  // functions of the device may not call that
-// A map of floats is given floats, also in rows of double; what it gives, of any type that becomes one, becomes C.
+// Whether it takes a C as it is: braces narrow nothing.
+template <class F, class C, class = void>
+struct TakesAll : std::false_type {};
+template <class F, class C>
+struct TakesAll<F, C, void_t<decltype(std::declval<const F&>()({std::declval<C>()}))>> : std::true_type {};
+// A map of floats is given floats in rows of double; what it gives, of any type that becomes one, becomes C.
 template <class F, class C, int N>
 KERNELS_HD Pack<C, N> map_values(const F& f, const Pack<C, N>& v) {
-  if constexpr (std::is_same<std::invoke_result_t<const F&, C>, C>::value) return transform(v, f);
-  else return transform(v, [&f](C x) { return static_cast<C>(f(static_cast<float>(x))); });
+  if constexpr (std::is_same<std::invoke_result_t<const F&, C>, C>::value)
+    return transform(v, f);
+  else if constexpr (TakesAll<F, float>::value && !TakesAll<F, C>::value)
+    return transform(v, [&f](C x) { return static_cast<C>(f(static_cast<float>(x))); });
+  else
+    return transform(v, [&f](C x) { return static_cast<C>(f(x)); });
 }
 }  // namespace detail
 

@@ -29,10 +29,11 @@
 // FAILS MATMUL_SOURCE_LAST: a source where there must be a sink
 // FAILS MATMUL_GATED_INPUTS: weights where there must be a source
 // FAILS MATMUL_GATED_ALONE: gated() weights go with a sink that begins with swiglu()
-// FAILS MATMUL_SWIGLU_ALONE: swiglu(), geglu() and other glu() make one result of two, and need k::gated(w1, w3) as
-// weights FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results FAILS MATMUL_SCALES_POINTER: a pointer or a
-// number where there must be scales: k::tensor_scale(p) FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there
-// must be scales: k::tensor_scale(p) FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
+// FAILS MATMUL_SWIGLU_ALONE: swiglu(), geglu() and other glu() make one result of two
+// FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
+// FAILS MATMUL_SCALES_POINTER: a pointer or a number where there must be scales: k::tensor_scale(p)
+// FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there must be scales: k::tensor_scale(p)
+// FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_SCALED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_STACKED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS MATMUL_GATED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)

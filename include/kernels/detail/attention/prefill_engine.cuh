@@ -235,7 +235,7 @@ struct PrefillMerge {
   }
 };
 
-inline Status too_many_tiles() { return unsupported("attention: there are more than 2^31 tiles of queries"); }
+inline Status too_many_tiles() { return unsupported("there are more than 2^31 tiles of queries"); }
 
 // kShared: whether blocks are shared out among all sequences.
 template <class Body, bool kShared = false, class P>
