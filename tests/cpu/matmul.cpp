@@ -561,7 +561,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, k::load(none, cols), out, {2, n, cols}) == "matmul: w: load: the pointer is null");
   CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) ==
         "matmul: out: store: the pointer is null");
-  CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "matmul: out: the pointer to a vector is null");
+  CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "matmul: out: bias: the pointer to a vector is null");
   CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "matmul: x: load: the row stride is negative");
   CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "matmul: w: load: the row stride is negative");
   CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) ==

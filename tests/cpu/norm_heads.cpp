@@ -112,9 +112,9 @@ TEST_CASE("what norm_heads refuses, and why") {
         "norm_heads: out: store: the pointer is null");
   CHECK(reason({2, 4, 16, 3}, k::store(p + 8, 64)) == "norm_heads: out overlaps in, and not element for element");
   CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(p, 24)) | out) ==
-        "norm_heads: out: each_head: the columns are no whole heads of dim");
+        "norm_heads: out: affine: gamma: each_head: the columns are no whole heads of dim");
   CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(static_cast<const float*>(nullptr), 16)) | out) ==
-        "norm_heads: out: the pointer to a vector is null");
+        "norm_heads: out: affine: gamma: the pointer to a vector is null");
   const auto turned = [&](int dim) { return k::rope(positions, p, dim) | out; };
   CHECK(reason({2, 4, 16, 3}, turned(16)) == "ok");
   CHECK(reason({2, 4, 16, 3}, turned(8)) == "ok");

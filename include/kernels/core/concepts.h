@@ -37,7 +37,8 @@
 // copied on the device, unless they have a `reload`.
 //
 // Optional members, all const. A function by one of these names that is declared in another way does not compile, nor
-// does a max_pack that is a number: left out, it would let packs be too wide, or arguments go unchecked.
+// does a max_pack that is a number, or private data of such a name: left out, it would let packs be too wide, or
+// arguments go unchecked.
 //
 //   static constexpr Role role      what it is; without it, found out from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)

@@ -64,8 +64,7 @@ struct WithNames<F, void_t<decltype(sizeof(F)), std::enable_if_t<std::is_class<F
   template <class F>                                                               \
   struct name<F, false> : std::integral_constant<bool, !name##_is_missing<F>()> {};
 #define KERNELS_NOT_AS_ASKED(member, form) \
-  "the functor's " member                  \
-  " does not fit, and would be left out: it must be public, no private data by that name, and declared as " form
+  "the functor's " member " does not fit, and would be left out: it must be public, and declared as " form
 
 KERNELS_NAME(has_effects)
 KERNELS_NAME(widest)

@@ -8,6 +8,7 @@
 
 #include "../../core/attention_call.h"
 #include "../../exec.cuh"
+#include "../../kv.h"
 
 KERNELS_BEGIN
 namespace detail {
