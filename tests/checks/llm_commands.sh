@@ -136,7 +136,8 @@ code=$?
 expect 'an endless text to a pipe that is closed' refuses 'cannot be written'
 run generate -f "$work/prompts" -p x
 expect 'a prompt and prompts' test "$code" -ne 0
-for wrong in '--temperature nan' '--weights foo' '--cache stored' '--inputs int8' '--inputs fp16' '--weights int8 --inputs fp8'; do
+for wrong in '--temperature nan' '--weights foo' '--cache stored' '--inputs int8' '--inputs fp16' '--weights int8 --inputs fp8' \
+             '--batch-invariant --weights int8 --inputs int8' '--batch-invariant --lookup 4'; do
   read -ra arguments <<< "$wrong"
   run generate -n 4 "${arguments[@]}" "$begin"
   expect "$wrong" refuses .
