@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fuzz.sh COMPILER INCLUDE_DIR EXAMPLE_DIR [SECONDS] [SEED]: what the loaders of examples/llm read, changed in all ways, with AddressSanitizer and
-# UndefinedBehaviorSanitizer: whatever is wrong must be refused in one line. ./test.sh does this for 10 seconds; for longer:
+# UndefinedBehaviorSanitizer: whatever is wrong must be refused in one line. ./test.sh does this for 6 seconds; for longer:
 #   tests/llm/fuzz/fuzz.sh clang++ include examples/llm 600       with libFuzzer, where the compiler has it and SECONDS are given
 #   tests/llm/fuzz/fuzz.sh g++ include examples/llm 600 2         without, and with another seed
 # MODELS=1: with whole models that are loaded and run. An input that fails is left in FAILURES (default: the temporary folder).
@@ -41,5 +41,5 @@ if [[ -n $seconds ]] && "${build[@]}" -fsanitize=fuzzer "$work/empty.cpp" -Dmain
   mkdir "$work/found"
   "$work/fuzzer" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4000 -max_len=65536 -verbosity=0 -print_final_stats=1 "-artifact_prefix=$failures/" "$work/found" "$here/corpus" "$work/seeds"
 else
-  FUZZ_FAILURE=$failures/fuzz_failure "$work/own" "${seconds:-10}" "$seed" "$here"/corpus/* "$work"/seeds/*
+  FUZZ_FAILURE=$failures/fuzz_failure "$work/own" "${seconds:-6}" "$seed" "$here"/corpus/* "$work"/seeds/*
 fi
