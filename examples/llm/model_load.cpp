@@ -345,6 +345,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
              const Progress& progress, bool only_plan)
     : config_(config), device_(device), options_(options) {
   check_options();
+  place_ = device_.place(), place_.invariant = options_.batch_invariant;
   layers_.resize(config_.layers.size());
   const auto load = [&](bool plans) {
     plan_ = {}, weights_per_token_ = weights_count_ = 0;

@@ -40,11 +40,9 @@ size_t Model::key_bytes() const {
 size_t Model::workspace_bytes() const {
   size_t bytes = 0;
   const AttendCalls& calls = *device_.attend(cache_type_);
-  Place place = device_.place();
-  place.invariant = options_.batch_invariant;
   for (int64_t each = 1; each <= kChunkQueries; ++each)
-    bytes = std::max(bytes, calls.bytes(place, {1, each}, config_.shape()));
-  return std::max(bytes, calls.bytes(place, {options_.sequences, 1}, config_.shape()));
+    bytes = std::max(bytes, calls.bytes(place_, {1, each}, config_.shape()));
+  return std::max(bytes, calls.bytes(place_, {options_.sequences, 1}, config_.shape()));
 }
 
 // Room for the weights of a layer's largest product in 16 bits.
@@ -182,8 +180,7 @@ void Model::allocate(bool only_plan) {
     make(frequencies_[i], c.rotary_dim / 2);
     ropes_[i] = {frequencies_[i], c.rotary_dim, c.ropes[i].amplitude};
   }
-  place_ = device_.place();
-  place_.wide = bits_of(layers_[0].qkv.q.type) >= 16, place_.invariant = options_.batch_invariant;
+  place_.wide = bits_of(layers_[0].qkv.q.type) >= 16;
   place_.room = decoded_, place_.room_bytes = decoded_.count();
 }
 

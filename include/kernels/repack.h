@@ -53,7 +53,7 @@ struct Uint4Matrix {
 };
 
 namespace detail {
-// f(word of eight columns, row) gives a word, as word_of_codes() does; zero(group, row) a zero.
+// word(eight columns, row) gives a word, as word_of_codes() does, and zero(group, row) a zero.
 template <class File, class S, class F, class Zero>
 Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Zero& zero) {
   const int64_t rows = from.rows, cols = from.cols, group = from.group;
@@ -61,8 +61,8 @@ Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Z
   if (rows % 8 != 0) return invalid("rows is no multiple of 8");
   if (cols < 0) return invalid("cols is negative");
   if (cols % 8 != 0) return invalid("cols is no multiple of 8");
-  const bool power = group >= 8 && (group & (group - 1)) == 0;
-  if (group != cols && !power) return invalid("group is neither a power of two, 8 at least, nor all columns");
+  if (group != cols && !is_group_of_codes(group))
+    return invalid("group is neither a power of two, 8 at least, nor all columns");
   if (rows == 0 || cols == 0) return {};
   if (cols % group != 0) return invalid("cols is no multiple of group");
   KERNELS_TRY(check_pointer(from.codes, "codes: the pointer is null", "codes: the pointer is not aligned"));

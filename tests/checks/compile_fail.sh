@@ -57,7 +57,7 @@ together() {
     END { give(); exit unclear }' "$work/said" || rm -f "${@/#/$work/case_}"
 }
 
-if grep -q '[^ ].*// FAILS\|^ *//.*[^/ ].* FAILS ' "$file"; then
+if grep -q '[^ /].* FAILS [A-Z_0-9]*:' "$file"; then
   echo "$file: a case that does not begin its line would not be looked at" >&2
   exit 1
 fi

@@ -35,9 +35,10 @@ on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads};
   out.batch_invariant = place.invariant;
   return out;
 }
-template <class In, class Out, class Norm>
-k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Norm& norm) {
-  if constexpr (std::is_same<Norm, k::LayerNorm>::value)
+// By layernorm() or rmsnorm(), whose options say which.
+template <class In, class Out, class Options>
+k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Options& norm) {
+  if constexpr (std::is_same<Options, k::LayerNorm>::value)
     return on::layernorm(exec(place), in, out, rows, cols, norm);
   else
     return on::rmsnorm(exec(place), in, out, rows, cols, norm);

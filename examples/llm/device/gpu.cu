@@ -44,11 +44,12 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
   out.weights_ready = place.early, out.batch_invariant = place.invariant;
   return out;
 }
-template <class In, class Out, class Norm>
-k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Norm& norm) {
+// By layernorm() or rmsnorm(), whose options say which.
+template <class In, class Out, class Options>
+k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Options& norm) {
   k::RowPolicy policy;
   policy.batch_invariant = place.invariant;
-  if constexpr (std::is_same<Norm, k::LayerNorm>::value)
+  if constexpr (std::is_same<Options, k::LayerNorm>::value)
     return k::layernorm(exec(place), in, out, rows, cols, norm, policy);
   else
     return k::rmsnorm(exec(place), in, out, rows, cols, norm, policy);

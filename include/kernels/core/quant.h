@@ -203,14 +203,17 @@ float largest_weight(const T* row, int64_t begin, int64_t end) {
   return largest;
 }
 
+// Whether groups of so many columns may have scales of their own, as group_scales() wants it.
+constexpr bool is_group_of_codes(int64_t group) { return group >= 8 && (group & (group - 1)) == 0; }
+
 // What packing functions are told. `none`: whether nothing is packed, so that pointers do not matter.
 template <class T>
 Status check_packing(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, const uint32_t* words, bool& none) {
   if (rows < 0) return invalid("rows is negative");
   if (cols < 0) return invalid("cols is negative");
   if (ld < 0) return invalid("ld is negative");
-  const bool of_power = group >= 8 && (group & (group - 1)) == 0, of_rows = group > 0 && group >= cols;
-  if (!of_power && !of_rows) return invalid("group is no power of two of 8 or more, and less than cols");
+  if (!is_group_of_codes(group) && !(group > 0 && group >= cols))
+    return invalid("group is no power of two of 8 or more, and less than cols");
   none = rows == 0 || cols == 0;
   if (none) return {};
   if (ld > 0 && rows > INT64_MAX / int64_t(sizeof(T)) / ld) return invalid("rows x ld exceeds 64 bits");
