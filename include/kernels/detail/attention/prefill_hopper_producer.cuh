@@ -30,7 +30,7 @@ struct HopperItemProducer : Parts {
       PrefillRows* const sought = Parts::sought_in(shared, item);
       if (number % kSought == 0) {
         if (threadIdx.x < 32)
-          params.grid.template search<Parts, kSought>(p, round, Parts::index(), Parts::count(), sought);
+          params.grid.template search<Parts, kSought>(p, wanted, round, Parts::index(), Parts::count(), sought);
         arch::named_barrier_sync(kProducerBarrier, 128);
       }
       rows = same_in_lanes(sought[number % kSought]);

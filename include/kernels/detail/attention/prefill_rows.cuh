@@ -155,7 +155,7 @@ struct PrefillGrid {
     const unsigned s = section_rounds(in_section);  // which leaves the remainder there
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
     const unsigned tile = section_heads(head);
-    return tile < tiles.divisor ? (s * section + head) * tiles.divisor + tile : ~0u;
+    return tile < tiles.divisor ? (s * section + head) * tiles.divisor + tile : kNone;
   }
 
   // Of the longest sequence.
@@ -186,30 +186,26 @@ struct PrefillGrid {
     return r;
   }
 
-  // By a warp, the rows of the tiles that a block takes from a round on: of kCount of them, or fewer where there are no
-  // more; looking for several takes about as long as for one.
+  // By a warp: the rows of tile `wanted`, which the block takes in this round, and of its next ones, up to kCount of
+  // them, as looking for several takes about as long as for one. Without a workspace, of uneven grids only.
   template <class Body, int kCount, class P>
-  __device__ __forceinline__ void search(const P& p, unsigned round, unsigned block, unsigned blocks,
+  __device__ __forceinline__ void search(const P& p, unsigned wanted, unsigned round, unsigned block, unsigned blocks,
                                          PrefillRows* found) const {
+    static_assert(kCount <= 20, "in 32 rounds no more than every third lacks a tile");
     const unsigned lane = threadIdx.x % 32;
+    bool mine = lane == 0;
     if constexpr (kCount > 1) {
-      static_assert(kCount <= 20, "in 32 rounds no more than every third lacks a tile");
-      unsigned tile = round + lane < rounds ? tile_of(round + lane, block, blocks) : kNone;
-      const unsigned there = __ballot_sync(0xffffffffu, tile < unsigned(tiles_in_all));
+      wanted = round + lane < rounds ? tile_of(round + lane, block, blocks) : kNone;
+      const unsigned there = __ballot_sync(0xffffffffu, wanted < unsigned(tiles_in_all));
       const unsigned place = __popc(there & ((1u << lane) - 1));
-      if (place >= kCount || tile >= unsigned(tiles_in_all)) tile = kNone;
+      mine = place < kCount && wanted < unsigned(tiles_in_all);
+      if (!mine) wanted = kNone;
       found += lesser(place, unsigned(kCount - 1));
-      if (!even)
-        find<Body, false>(p, tile, found);
-      else if (tile != kNone)
-        *found = even_rows(p, Body::kRows, tile);
-    } else {
-      const unsigned tile = tile_of(round, block, blocks);
-      if (!even)
-        find<Body, true>(p, tile, found);
-      else if (lane == 0)
-        *found = even_rows(p, Body::kRows, tile);
     }
+    if (!P::kSplits || !even)
+      find<Body, kCount == 1>(p, wanted, found);
+    else if (mine)
+      *found = even_rows(p, Body::kRows, wanted);
   }
 
  private:
