@@ -175,6 +175,30 @@ TEST_CASE("decode: every length that is short") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("decode: several queries on short sequences") {
+  struct Heads {
+    int64_t all, kv, most_queries;
+  };
+  Tally t;
+  for (const Heads& heads : {Heads{8, 1, 2}, Heads{6, 2, 5}, Heads{4, 4, 32}, Heads{10, 2, 8}, Heads{1, 1, 9}}) {
+    for (const int64_t most : {100, 250, 1000}) {
+      if (t.leaves_out()) continue;
+      AttentionCase c{
+          {heads.most_queries, 1, 0, heads.most_queries - 1}, {most, 1, most / 2, most - 3}, heads.all, heads.kv, 64};
+      c.most_keys = most;
+      const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+          value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      with_view(where, key, value, [&](const auto& kv) {
+        check_one_decode<64, k::half, float>(t, "said to have " + std::to_string(most) + " keys", c, kv, key, value,
+                                             k::causal(), causal_model(), k::DecodeMode::precise,
+                                             precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
+      });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: very long sequences beside short ones") {
   Tally t;
   AttentionCase c{{1, 1, 1, 1}, {is_shortened() ? 10000 : 100000, 1, 0, 33333}, 4, 1, 32};

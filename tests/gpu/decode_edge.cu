@@ -133,8 +133,8 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   CHECK(key_heads(16, 48, 24) == (sm_count() <= 16 * 12 ? 2 : 1));
   CHECK((key_heads(1, 48, 24) == 1 && key_heads(16, 48, 24, 5) == 1));
   CHECK((key_heads(16, 24, 24) == 1 && key_heads(16, 50, 25) == 1 && key_heads(16, 60, 10) == 1));
-  const auto said = [&](int64_t most, int64_t sequences = 2) {
-    return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64},
+  const auto said = [&](int64_t most, int64_t sequences = 2, int64_t queries = 1) {
+    return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, queries, 4, 2, 64},
                     k::DecodeMode::automatic, k::Attention{}.most_keys(most));
   };
   // Four items: a block of 128 keys each, then clusters of up to 8, or 16 where these all run at once, in which warps
@@ -147,6 +147,12 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
     CHECK((largest == 8 || largest == 16));
     CHECK((said(1024 * largest).splits == largest && said(1024 * largest + 1).splits == 0));
     CHECK((said(1, 10000).splits == 0 && said(0).splits == 0));
+    // Each 8 rows have a cluster of their own; in two of them warps take 2 tiles of keys at most, in more of them 4.
+    CHECK((said(128, 2, 5).splits == 1 && said(128, 2, 5).blocks == 8 && said(128, 2, 5).tile_rows == 8));
+    CHECK((said(1000, 2, 5).splits == 8 && said(1000, 2, 9).splits == 8 && said(1000, 2, 9).blocks == 96));
+    const int two = said(2000, 2, 5).splits, three = said(2000, 2, 9).splits;
+    CHECK((two >= 8 && said(256 * two, 2, 5).splits == two && said(256 * two + 1, 2, 5).splits == 0));
+    CHECK((three == 8 && said(512 * three, 2, 9).splits == 8 && said(512 * three + 1, 2, 9).splits == 0));
     // Fewer multiprocessors than clusters of two would take.
     k::DeviceInfo small = k::Exec{}.device();
     small.sm_count = 7;

@@ -16,7 +16,12 @@ namespace tuning {
 // registers, two to eight tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096
 // keys. 2 heads, clusters of 16 and of 8: 4,096 keys 10.2 and 11.5, 8,192 12.7 and 16.6, 16,384 17.5 (the kernel for
 // long sequences 17.1); 4 heads 11.0 and 11.8, 13.8 and 16.6. Clusters of 16 for 8 heads do not all run at once.
-constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
+//
+// With more than 8 rows (queries times heads that share keys) each 8 rows are a tile with clusters of its own, which
+// read the same keys from the L2. The same chip, 32 heads over 8, in brackets the kernel for long sequences: two tiles,
+// 4 queries, 1,024 keys, one tile of keys 7.9 us (9.6); 2,048, two, 10.6 (10.8); 8 sequences of 512, four, 11.6 (9.5).
+// More, 8 queries, 1,024 keys, two 10.4 (13.4); 4 sequences of 512, four, 10.7 (14.2); 2,048, four, 14.8 (14.7).
+constexpr int kShortTilesOfCluster = 8, kShortTilesOfTwo = 2, kShortTiles = 4;
 
 // Up to how many keys, if the caller says that there are no more (with more than 16 rows of 128 columns also if nothing
 // is said), decode() has two tiles instead of one of twice as many rows, where all tiles run at once: they read keys

@@ -85,16 +85,19 @@ class DecodeEngine {
     using Body = ShortDecodeBody<P, 64>;
     constexpr int most_dim = kLargest == 0 || kLargest > kMostShortDim ? kMostShortDim : kLargest;
     constexpr int64_t most_keys = tuning::kShortTilesOfCluster * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
-    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads;
+    const int64_t keys = p_.options.expected_keys(),
+                  tiles = (p_.shape.q_len * p_.group + Body::kRows - 1) / Body::kRows,
+                  items = p_.shape.batch * p_.shape.kv_heads * tiles;
     return keys > 0 && keys <= most_keys && items <= Body::kBlocksOnEach * ex_.device().sm_count && p_.splits == 0 &&
-           p_.shape.q_len * p_.group <= Body::kRows && p_.dim <= most_dim && p_.v_dim <= most_dim &&
-           p_.q_pack >= wide_pack<typename P::Q>;
+           p_.dim <= most_dim && p_.v_dim <= most_dim && p_.q_pack >= wide_pack<typename P::Q>;
   }
   // It does if its keys are so few that a warp has a few tiles of them.
   Status short_sequences(bool& taken) {
     return with_head_size<kLargest, kMostShortDim>(
         greater(p_.dim, p_.v_dim), [&](auto size) -> Status {
           using Body = ShortDecodeBody<P, size()>;
+          const int64_t rows = p_.shape.q_len * p_.group;
+          p_.tile_rows = Body::kRows, p_.tiles = int((rows + Body::kRows - 1) / Body::kRows);
           Launch how;
           KERNELS_TRY(size_clusters<Body>(how, taken));
           if (!taken) return {};
@@ -107,9 +110,9 @@ class DecodeEngine {
           plan_->path = AttentionPath::precise;
           plan_->tile_dim = plan_->tile_v_dim = size();
           plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
-          plan_->tile_rows = int(p_.shape.q_len * p_.group), plan_->tile_keys = Body::kWarps * kDecodeKeys;
+          plan_->tile_rows = lesser(int(rows), Body::kRows), plan_->tile_keys = Body::kWarps * kDecodeKeys;
           plan_->heads_together = true;
-          plan_->blocks = how.grid.x, plan_->splits = how.cluster;
+          plan_->blocks = how.grid.x * how.grid.y, plan_->splits = how.cluster;
           plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
           return {};
         });
@@ -118,9 +121,9 @@ class DecodeEngine {
   // of 4 blocks had to wait, 32 heads with 1,024 keys took 15.0 us instead of 10.9 (H200).
   template <class Body>
   Status size_clusters(Launch& how, bool& taken) const {
-    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads,
-                  tile = Body::kWarps * kDecodeKeys;
-    const int rows = int(p_.shape.q_len * p_.group);
+    const int64_t keys = p_.options.expected_keys(), heads = p_.shape.batch * p_.shape.kv_heads,
+                  items = heads * p_.tiles, tile = Body::kWarps * kDecodeKeys;
+    const int rows = lesser(int(p_.shape.q_len) * p_.group, Body::kRows);
     int image = 0;
     KERNELS_TRY(image_architecture<Body>(ex_, image));
     const bool clusters = ex_.device().capability >= 90 && image >= 90;
@@ -130,15 +133,17 @@ class DecodeEngine {
       Launch more = how;
       more.cluster *= 2;
       more.shared = Body::shared_bytes(rows, more.cluster);
-      more.grid.x = unsigned(items * more.cluster);
+      more.grid.x = unsigned(heads * more.cluster), more.grid.y = unsigned(p_.tiles);
       int64_t resident = 0;
       if (items * more.cluster > Body::kBlocksOnEach * ex_.device().sm_count ||
           !resident_clusters<Body>(ex_, more, resident).ok() || items > resident)
         break;
       how = more;
     }
-    how.grid.x = unsigned(items * how.cluster);
-    const int most = how.cluster >= 8 ? tuning::kShortTilesOfCluster : tuning::kShortTiles;
+    how.grid.x = unsigned(heads * how.cluster), how.grid.y = unsigned(p_.tiles);
+    const int most = p_.tiles == 2                       ? tuning::kShortTilesOfTwo
+                     : p_.tiles == 1 && how.cluster >= 8 ? tuning::kShortTilesOfCluster
+                                                         : tuning::kShortTiles;
     taken = keys <= most * how.cluster * tile;
     return {};
   }

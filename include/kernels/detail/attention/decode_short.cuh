@@ -1,7 +1,8 @@
 // Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of
 // decode_tensor.cuh are set up, so this kernel has none of them.
 //
-//   an item (one sequence, one head of keys, up to 8 rows)  =  a cluster of 1 to 16 blocks x 8 warps x 16 keys
+//   an item (one sequence, one head of keys, a tile of up to 8 rows)  =  a cluster of 1 to 16 blocks x 8 warps x 16
+//   keys
 //
 //   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
 //   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
@@ -50,7 +51,7 @@ struct ShortDecodeBody {
     if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
     DecodePart part;
-    part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
+    part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = int(blockIdx.y);
     const int warp = threadIdx.x / 32;
     if (!kEarly) arch::grid_dependency_pass();
 
@@ -75,7 +76,7 @@ struct ShortDecodeBody {
       float2 state;
       const Pack<float, 4> sums = left.merged(tiles == 0 ? 0 : present, row, col, state);
       if (meet == 1) {
-        DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
+        DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, state.x, state.y).write(sums, col);
       } else {
         put_floats(arch::in_block(all.sums(int(rank), row, col), 0), sums);
         if (col == 0) *arch::in_block(all.state(int(rank), row), 0) = state;
@@ -88,7 +89,7 @@ struct ShortDecodeBody {
     each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
       const Pack<float, 4> sums = all.merged(int(meet), row, col, state);
-      DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
+      DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, state.x, state.y).write(sums, col);
     });
   }
 
@@ -97,9 +98,15 @@ struct ShortDecodeBody {
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
 
   static __device__ __forceinline__ void find_rows_and_keys(const P& p, DecodePart& part) {
-    const int q_len = int(p.shape.queries(part.b));
-    part.rows = q_len * p.group;
-    const KeyRange seen = key_range(p.score, {part.b, 0, q_len - 1, q_len, p.kv.length(part.b)});
+    const int q_len = int(p.shape.queries(part.b)), rows = q_len * p.group;
+    int first_query = 0, last_query = q_len - 1;
+    part.rows = rows;
+    if (p.tiles > 1) {  // calls with one tile are spared the divisions, which took them 0.1 us
+      const int first = part.tile * kRows;
+      part.rows = greater(0, lesser(kRows, rows - first));
+      first_query = p.query_of(first), last_query = p.query_of(first + part.rows - 1);
+    }
+    const KeyRange seen = key_range(p.score, {part.b, first_query, last_query, q_len, p.kv.length(part.b)});
     part.begin = int(seen.begin), part.end = greater(part.begin, int(seen.end));
   }
   // f(row, column) for each four columns of the results, `packs` to a row, shared out to the threads of the block.
@@ -192,7 +199,7 @@ struct ShortDecodeBody {
   static __device__ __forceinline__ int column(int j) { return (j * 4 + lane() % 4) * 8; }
 
   __device__ __forceinline__ void prefetch_queries() {
-    const int row = lane() / 4, token = p_.query_of(row);
+    const int row = part_.tile * kRows + lane() / 4, token = p_.query_of(row);
     token_ = p_.shape.first_query(part_.b) + token;
     first_column_ = (int64_t(part_.head) * p_.group + (row - token * p_.group)) * p_.dim;
     KERNELS_UNROLL
