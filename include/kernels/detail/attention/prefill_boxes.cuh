@@ -50,18 +50,16 @@ bool make_kv_map(const Exec& ex, const Tensor& tensor, bool many_blocks, const A
   return make_tensor_map(ex, rows, box_rows, map);
 }
 constexpr int kResultBoxRows = 64;  // those of a warpgroup
-// All columns of a token are a row. Sequences are a dimension of their own, so that a box ends where its sequence does.
+// All columns of a token are a row, and the rows of all sequences follow each other.
 template <class P>
 bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
+  constexpr int64_t any = int64_t(1) << 31;
   const int64_t columns = p.shape.heads * p.shape.value_dim();
   const Plane out = plane_of(p.out, p.shape.total_queries(), columns);
-  if (out.rows == 0 || out.heads.count > 1 || out.batches.count > 1) return false;
-  const int64_t stride = out.stride / 2;
-  const MappedRows rows{out.begin, 2, columns, p.shape.q_len, 1, p.shape.batch, stride, 0, stride * p.shape.q_len};
-  return make_tensor_map(ex, rows, kResultBoxRows, map);
+  if (out.rows == 0 || out.heads.count > 1 || out.batches.count > 1 || out.rows > any) return false;
+  return make_tensor_map(ex, {out.begin, 2, columns, any, 1, 1, out.stride / 2, 0, 0}, kResultBoxRows, map);
 }
-// Of a kernel for which there may be some. rows_are_queries: whether those of a tile are queries of one head, of a
-// sequence that is as long as all others.
+// Of a kernel for which there may be some. rows_are_queries: whether those of a tile may be queries of one head.
 template <class Body, class P>
 TileBoxes boxes_for(const Exec& ex, const P& p, bool rows_are_queries) {
   using Where = std::decay_t<decltype(p.kv.where())>;

@@ -249,7 +249,7 @@ Status start_prefill(const Exec& ex, const P& problem) {
   how.shared = Body::shared_bytes(problem.shape);
   how.next_waits = grid.back;
   typename Body::Params params{problem, grid};
-  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries());
+  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
     if (grid.even) return {};
@@ -357,7 +357,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
   plan.box_rows = plan.result_box_rows = 0;
   if constexpr (has_boxes<Body>) {
-    const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries());
+    const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
     plan.box_rows = boxes.rows, plan.result_box_rows = boxes.result_rows;
   }
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;

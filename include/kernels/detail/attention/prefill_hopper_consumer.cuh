@@ -139,7 +139,7 @@ struct HopperConsumer : Parts {
         // While the last product runs.
         const Work& state = attending.state;
         const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
-        if (results_in_boxes(params)) {
+        if (goes_in_box(params, item.rows, group)) {
           attending.end();
           put_box(params, item, group, arch::shared_address(queries), state, inverse);
         } else {
@@ -163,6 +163,10 @@ struct HopperConsumer : Parts {
     if constexpr (kBoxesOfResults) return params.boxes.result_rows > 0;
     else return false;
   }
+  // Whether a group's results do: queries of one head, all 64, as a box would write other rows to the next sequence.
+  static __device__ __forceinline__ bool goes_in_box(const Params& params, const PrefillRows& rows, int group) {
+    return results_in_boxes(params) && rows.pack.divisor == 1 && rows.count - group * 64 >= 64 && !leaves_part<P>(rows);
+  }
   static __device__ __forceinline__ void put_box(const Params& params, const Item& item, int group, uint32_t tile,
                                                  const Work& state, const float (&factor)[2]) {
     if constexpr (kBoxesOfResults) {
@@ -172,10 +176,10 @@ struct HopperConsumer : Parts {
       arch::named_barrier_sync(own(group), 128);
       if (threadIdx.x % 128 != 0) return;
       const PrefillRows& rows = item.rows;
+      const int first = int(rows.token) + rows.first + group * 64;
       KERNELS_UNROLL
       for (int col = 0; col < kCols; col += 64)
-        arch::store_box(params.boxes.results, rows.first_head * kCols + col, rows.first + group * 64, 0, rows.b,
-                        tile + col * 128);
+        arch::store_box(params.boxes.results, rows.first_head * kCols + col, first, 0, 0, tile + col * 128);
       arch::stored_boxes_commit();
     }
   }

@@ -173,8 +173,8 @@ struct PrefillGrid {
     __syncthreads();
     return same_in_lanes(kept);
   }
-  // Whether the rows of each tile are queries of one head, and all sequences have the same number of queries.
-  bool rows_are_queries() const { return even && pack.divisor == 1; }
+  // Whether the rows of a tile may be queries of one head: a ragged sequence decides that by its own length.
+  bool rows_are_queries(const AttentionShape& shape) const { return shape.q_offsets != nullptr || pack.divisor == 1; }
 
   template <class P>
   __device__ __forceinline__ PrefillRows even_rows(const P& p, int each, unsigned block) const {
