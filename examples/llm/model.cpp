@@ -12,7 +12,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
   const RowCalls& rows = device_.rows();
   const Heads shape = config_.shape();
   const int64_t n = tokens.rows();
-  // x += a product, or, in Gemma 2 and 3, its norm.
+  // x += a product, or in Gemma 2 and 3 the norm of a product.
   const auto add = [&](const Buffer<char>& y, const Matrix& w, const float* bias, const Norm& after) {
     const Inputs inputs = encoded({y}, w, n);
     if (!config_.post_norms) return check(products(w).residual(place_, inputs, w, bias, x_, n));
@@ -28,7 +28,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
     const Rope& rope = ropes_[how.rope];
     const Cache cache = cache_of(layer);
 
-    // Queries, and keys and values behind those of the tokens before.
+    // Queries to q_, and keys and values to the cache.
     const QkvWeights& w = layer.qkv;
     if (!config_.head_norms && products(w.q).makes(cache.type)) {
       check(products(w.q).qkv(place_, tokens, shape, normed(layer.attention_norm, w.q, n), w, rope, cache, q_));
@@ -51,13 +51,13 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
   }
 }
 
-// The same, and the head, for one token in one launch.
+// The same for one token in one launch, usually with the head.
 void Model::walk(const Tokens& tokens) {
   check(walk_calls_->walk(place_, walk_, tokens, cache_of(layers_[0])));
   if (!walk_.head) head(0, 1);
 }
 
-// norm(x), or x as it is with the norm that the product with w applies itself.
+// norm(x); or x and the norm, which the product with w then applies itself.
 Inputs Model::normed(const Norm& norm, const Matrix& w, int64_t rows) {
   if (!norm.layer_norm && in_codes(w, rows)) return encoded({x_, &norm}, w, rows);
   if (rows == 1 && !norm.layer_norm && products(w).folds && !options_.batch_invariant) return {x_, &norm};
@@ -65,16 +65,15 @@ Inputs Model::normed(const Norm& norm, const Matrix& w, int64_t rows) {
   return encoded({y_}, w, rows);
 }
 
-// The same inputs of the product with w, as codes of 8 bits if --inputs asks for them and there are many rows.
+// The inputs of the product with w, quantized to 8 bits if --inputs asks for it and there are many rows.
 Inputs Model::encoded(const Inputs& y, const Matrix& w, int64_t rows) {
   if (!in_codes(w, rows)) return y;
-  float* const scales = reinterpret_cast<float*>(codes_ + rows * w.cols);  // behind the codes
+  float* const scales = reinterpret_cast<float*>(codes_ + rows * w.cols);  // after the codes
   check(device_.rows().encode(place_, y, w.type, codes_, scales, rows, w.cols));
   return {codes_, nullptr, scales};
 }
 
-// A router sends each row to a few experts; their products are made in groups. Qwen2 has one more expert that all rows
-// go to.
+// A router sends each row to a few experts, whose products are grouped. Qwen2 adds a shared expert for all rows.
 void Model::experts(const Layer& layer, int64_t n) {
   const RowCalls& rows = device_.rows();
   check(rows.norm(place_, x_, layer.mlp_norm, y_, n, config_.hidden));
@@ -92,7 +91,7 @@ void Model::experts(const Layer& layer, int64_t n) {
   check(rows.add_gated(place_, experts_.logits, t_, x_, n, config_.hidden));
 }
 
-// The logits of some of the rows of x.
+// The logits of rows [first, first + rows) of x.
 void Model::head(int64_t first, int64_t rows) {
   check(device_.rows().norm(place_, x_ + first * config_.hidden, last_norm_, y_, rows, config_.hidden));
   check(products(head_).plain(place_, {y_}, head_, zeros_, logits_, rows));
@@ -107,8 +106,8 @@ void Model::check_text(int64_t text, int64_t from, int64_t n) const {
     throw Error("a text of ", from + n, " tokens is longer than the context, which is ", context());
 }
 
-// In a ring a new key takes the place of one that the tokens ahead of it may still see: behind the context they are
-// read one by one.
+// Chunked prefill. In a ring a new key replaces one that earlier tokens of the same chunk may still see, so tokens
+// beyond the context are read one by one.
 void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress,
                  const Each& each) {
   if (n < 1) throw Error("there is no token to read");
@@ -142,7 +141,7 @@ void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, cons
 
 double Model::multiplications(int64_t tokens) const {
   const auto size = [](const Matrix& w) { return double(w.rows) * double(w.cols); };
-  // A table that is the head as well is counted together with that of learned positions, which are only added.
+  // If embedding and head are tied, weights_count_ includes the table of learned positions, which is only added.
   const double layers = double(weights_count_) - size(head_) - (config_.tied ? size(places_) : 0);
   return double(tokens) * layers + size(head_);
 }
@@ -153,7 +152,7 @@ void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& h
   const int32_t n = int32_t(ids.size()), last = n - 1, kept = int32_t(std::min<int64_t>(n, context()));
   const uint64_t step = uint64_t(n);
   if (std::memcmp(&how, &choice_, sizeof(how)) != 0 || tokens != tokens_)
-    decode_.assign(decode_.size(), nullptr);  // they have the old ones in them
+    decode_.assign(decode_.size(), nullptr);  // captured steps have the old options in them
   choice_ = how, tokens_ = tokens;
   std::vector<int32_t> history(static_cast<size_t>(kept));  // the last ones
   for (size_t i = ids.size() - history.size(); i < ids.size(); ++i) history[i % history.size()] = ids[i];
@@ -168,7 +167,8 @@ void Model::choose_next(int64_t text, int64_t texts) {
   check(device_.rows().choose(place_, choice_, logits_, config_.vocabulary, tokens_, texts_, text, texts));
 }
 
-// Attention is told how long texts may be: a step is recorded anew when one is longer, for twice as long.
+// A captured step is for texts up to some length, which attention plans with. When a text is longer, steps are captured
+// again, for twice the length.
 void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>& calls) {
   set_length(longest);
   if (longest > recorded_for_) {
