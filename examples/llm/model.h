@@ -83,7 +83,7 @@ class Model {
   Type weights_type() const { return layers_[0].qkv.q.type; }
   Type inputs_type() const { return options_.inputs >= 0 ? Type(options_.inputs) : device_.rows().activations; }
   Type cache_type() const { return cache_type_; }
-  // The bytes of weights that a step reads.
+  // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
   // Multiplications by weights for a prompt of so many tokens, of which the head reads only the last one.
   double multiplications(int64_t tokens) const;

@@ -1,5 +1,5 @@
-// What a model does before its first token: options are checked, and tensors found, checked and brought to the device.
-// model_memory.cpp plans the memory.
+// Loading a model: checks the options, finds and checks the tensors of the files, and converts or copies them to the
+// device. model_memory.cpp plans the memory.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace llm {
 
 namespace {
 
-// Some rows of a matrix.
+// `rows` rows of a matrix, from row `first` on.
 Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
   Matrix out = all;
   out.rows = rows;
@@ -22,14 +22,14 @@ Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
 
 }  // namespace
 
-// Finds, checks and brings to the device what the model reads. With only a plan to make it adds up bytes.
+// Finds and checks tensors, and brings them to the device. With only_plan it only adds up bytes.
 class Model::Loader {
  public:
   Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
       : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
 
-  // rows x cols weights, NAME.weight; in a transposed model cols x rows in the file. quantize: whether --weights of
-  // fewer than 16 bits are meant. as: a Type that it has to have, or -1.
+  // NAME.weight, rows x cols weights. transposed: the file has them as cols x rows. quantize: whether --weights of
+  // fewer than 16 bits apply. as: the Type that the matrix must have, or -1.
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false,
                 int as = -1) {
     const std::string full = name + ".weight";
@@ -38,7 +38,8 @@ class Model::Loader {
     return joined(full, {{&tensor, 0, rows}}, cols, 1, quantize, transposed, as);
   }
 
-  // Some rows of each of several tensors, one below the other: what experts need. `share`: of them that a token reads.
+  // One matrix from rows of several tensors, one below the other, as experts need it. share: the part of it that a
+  // token reads.
   struct Slice {
     const Tensor* tensor;
     int64_t first, rows;
@@ -47,7 +48,7 @@ class Model::Loader {
                 bool quantize = true, bool transposed = false, int as = -1) {
     const Tensor& tensor = *parts[0].tensor;
     const Type type = as >= 0 ? Type(as) : type_of(name, tensor.type, cols, quantize);
-    Matrix out{"", "", 0, cols, type};  // anything but null, in a plan
+    Matrix out{"", "", 0, cols, type};  // in a plan, pointers only have to be other than null
     for (const Slice& part : parts) out.rows += part.rows, count(part.tensor->type, type, quantize);
     const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
     model_.weights_per_token_ += size_t(share * double(bytes + scales)),
@@ -68,7 +69,7 @@ class Model::Loader {
     return out;
   }
 
-  // Floats on the device, each plus something.
+  // A vector as floats on the device, with `plus` added to each.
   const float* vector(const std::string& name, int64_t n, float plus = 0) {
     const Tensor& tensor = files_.get(name, {n});
     std::vector<float> values(static_cast<size_t>(n));
@@ -88,12 +89,12 @@ class Model::Loader {
     if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
   }
   bool has(Type type) const { return model_.device_.products(type) != nullptr; }
-  // What --weights asks for, or -1.
+  // The type that --weights asks for, or -1.
   int wanted(bool quantize) const {
     const int type = model_.options_.weights;
     return type >= 0 && !quantize && bits_of(Type(type)) < 16 ? -1 : type;
   }
-  // The type on the device of weights that are of the type `stored` in the file.
+  // The type that weights get on the device if the file has them in the type `stored`.
   Type type_of(const std::string& name, Type stored, int64_t cols, bool quantize) const {
     const int asked = wanted(quantize),
               type = type_on_device(stored, asked, model_.device_.rows().activations, [&](Type t) { return has(t); });
@@ -117,7 +118,7 @@ class Model::Loader {
     model_.memory_.back().upload(static_cast<const char*>(from), bytes);
     return model_.memory_.back();
   }
-  // Rows of tensors as those of a matrix of another type.
+  // Converts rows of tensors to a matrix of another type.
   void convert(const std::string& name, const std::vector<Slice>& parts, bool transposed, Matrix& out,
                std::vector<char> data, std::vector<char> scales) {
     int64_t to = 0;
@@ -129,14 +130,14 @@ class Model::Loader {
     out.data = keep(data.data(), data.size());
     out.scales = scales.empty() ? nullptr : keep(scales.data(), scales.size());
   }
-  // Some rows at a time in each thread, so that no second copy of a large matrix is needed in floats.
+  // Each thread converts a few rows at a time, so that a large matrix is never held in floats as a whole.
   void convert(const std::string& name, const Slice& part, bool transposed, const Matrix& out, char* data,
                char* scales) const {
     const Type from = part.tensor->type;
     const int64_t size = bits_of(from) / 8, cols = out.cols,
                   some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
-    // Codes of 8 and 4 bits would make ordinary numbers of what is none, and nobody would see that the file is broken.
-    // Of fp16 65504 is the largest number, to which what is below 65520 is rounded.
+    // Quantizing to 8 or 4 bits would turn infinities and NaN into ordinary numbers, and hide that the file is broken.
+    // The largest number of fp16 is 65504; numbers below 65520 are rounded to it.
     const bool codes = bits_of(out.type) < 16, half = out.type == Type::f16;
     std::atomic<int64_t> next{0};
     std::atomic<float> wrong{0};
@@ -182,12 +183,12 @@ class Model::Loader {
   float nothing_ = 0;
 };
 
-// Which tensors of the files are which weights of the model.
+// Maps the tensors' names of each architecture to the weights of the model.
 class Model::Tensors : Loader {
  public:
   using Loader::Loader;
 
-  // All that config.json says there is; what the files have beside it is refused.
+  // Loads every tensor that config.json implies. Files with other tensors are refused.
   void load() {
     model_.zeros_ = floats(
         std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
@@ -216,7 +217,7 @@ class Model::Tensors : Loader {
             model_.zeros_,       model_.zeros_,        model_.zeros_};
   }
 
-  // Before the layers, whose names begin as those of the table do.
+  // Comes before the layers, because the prefix of the table's name is theirs, too.
   void embedding() {
     const std::string table = gpt2 ? "wte" : "embed_tokens";
     prefix_ = gpt2 ? "transformer." : "model.";
@@ -224,10 +225,10 @@ class Model::Tensors : Loader {
       if (files_.has(other + table + ".weight")) prefix_ = other;
     }
     model_.embedding_ = matrix(prefix_ + table, c.vocabulary, c.hidden, false);
-    if (gpt2) {  // read together with the table, as the same type
+    if (gpt2) {  // must have the type of the table, since one call reads both
       model_.places_ = matrix(prefix_ + "wpe", c.positions, c.hidden, false, false, int(model_.embedding_.type));
     }
-    // The table is read a row at a time, unless it is the head as well.
+    // A token reads one row of the table, unless the table is the head as well.
     if (!c.tied) model_.weights_per_token_ = model_.weights_count_ = 0;
   }
 
@@ -283,7 +284,7 @@ class Model::Tensors : Loader {
     l.down = matrix(at + "down_proj", c.hidden, inner);
   }
 
-  // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
+  // Mixtral uses other names; transformers 5 may write one tensor for all experts.
   void all_experts(Layer& l, const std::string& at, const std::string& mlp) {
     const bool mixtral = files_.has(at + "block_sparse_moe.gate.weight");
     const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
@@ -293,7 +294,7 @@ class Model::Tensors : Loader {
     const bool fused = files_.has(all + "gate_up_proj");
     const int64_t inner = c.expert_inner;
     for (int64_t e = 0; e < c.experts; ++e) {
-      // Rows of an expert's own tensor, or from `first` on of the one for all.
+      // All rows of the expert's own tensor, or rows from `first` on of the tensor for all experts.
       const auto part = [&](const char* own, const char* of_all, int64_t all_rows, int64_t first, int64_t rows,
                             int64_t cols) {
         if (fused) return Slice{&files_.get(all + of_all, {c.experts, all_rows, cols}), first, rows};
@@ -311,7 +312,7 @@ class Model::Tensors : Loader {
     }
   }
 
-  // Behind the layers. The flag decides: a tied model may have a head in its files, which is not read.
+  // The flag of config.json decides: a head in the files of a tied model is not read.
   void head() {
     model_.last_norm_ = norm(prefix_ + (gpt2 ? "ln_f" : "norm"), c.hidden);
     files_.ignore(prefix_ + "rotary_emb.inv_freq");
@@ -325,7 +326,7 @@ class Model::Tensors : Loader {
     }
   }
 
-  // What models have for pictures.
+  // The parts of models that read images.
   void ignore_others() {
     for (const auto& item : files_.all()) {
       for (const char* other :
@@ -371,7 +372,7 @@ void Model::check_options() {
   const auto refuse_if = [](bool wrong, const auto&... why) {
     if (wrong) throw Error(why...);
   };
-  // Many rows would be multiplied as codes, or with guesses attended to in other parts than one.
+  // --inputs would multiply many rows in another way than few, and --lookup would split keys in another way.
   refuse_if(options_.batch_invariant && options_.inputs >= 0, "--batch-invariant goes without --inputs");
   refuse_if(options_.batch_invariant && options_.guesses > 0, "--batch-invariant goes without --lookup");
   if (options_.chunk == 0) options_.chunk = device_.chunk();

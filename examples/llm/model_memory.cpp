@@ -1,4 +1,4 @@
-// The memory of a model: how much it takes, and buffers for keys and values and for activations.
+// The memory of a model: the plan, and the buffers of keys and values and of activations.
 #include <algorithm>
 #include <numeric>
 
@@ -25,18 +25,18 @@ std::string Plan::changes() const {
   return out;
 }
 
-// Columns inside of a feed-forward layer, of all experts of a token together.
+// Inner columns of a feed-forward layer; with experts, of all experts of a token together.
 int64_t Model::inside() const {
   return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
 }
 
-// int8 has a scale for each head.
+// int8 adds a scale for each head.
 size_t Model::key_bytes() const {
   const int64_t head = config_.head_dim * bits_of(cache_type_) / 8 + (cache_type_ == Type::i8 ? 4 : 0);
   return size_t(2 * config_.kv_heads * head) * config_.layers.size();
 }
 
-// What attention needs beside its operands, for a chunk of a prompt or a step.
+// The workspace of attention, for a chunk of a prompt or a step.
 size_t Model::workspace_bytes() const {
   size_t bytes = 0;
   const AttendCalls& calls = *device_.attend(cache_type_);
@@ -45,7 +45,7 @@ size_t Model::workspace_bytes() const {
   return std::max(bytes, calls.bytes(place_, {options_.sequences, 1}, config_.shape()));
 }
 
-// Room for the weights of a layer's largest product in 16 bits.
+// Where the weights of a layer's largest product fit in 16 bits.
 size_t Model::decoded_bytes() const {
   const Config& c = config_;
   const ProductCalls* const calls = options_.weights < 0 ? nullptr : device_.products(Type(options_.weights));
@@ -54,13 +54,13 @@ size_t Model::decoded_bytes() const {
   return size_t(std::max(qkv, feed)) * size_t(c.hidden) * 2;
 }
 
-// Room for a product's inputs in 8 bits, and a scale for each row.
+// Where the inputs of any product fit in 8 bits, with a scale for each row.
 size_t Model::code_bytes() const {
   const int64_t widest = std::max({config_.hidden, config_.heads * config_.head_dim, inside()});
   return options_.inputs < 0 ? 0 : size_t(rows_) * (size_t(widest) + sizeof(float));
 }
 
-// How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
+// Plans the memory of keys and values and of activations. Without --context there are as many tokens as have room.
 void Model::plan_memory() {
   const Config& c = config_;
   cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type;
@@ -77,7 +77,7 @@ void Model::plan_memory() {
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
-        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
+        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // so many choices are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_.free = device_.free_bytes(plan_.mapped);
   plan_.context = options_.context;
@@ -101,7 +101,7 @@ void Model::plan_memory() {
               megabytes(plan_.activations), " of activations, and ", megabytes(plan_.free), " are free", helps());
 }
 
-// The options that make the largest part smaller, as far as they are not given yet.
+// Names options that are not given yet and make the largest part of the plan smaller.
 std::string Model::helps() const {
   const Config& c = config_;
   const size_t weights = plan_.weights + plan_.mapped, cache = std::max(plan_.cache, key_bytes());
@@ -127,7 +127,7 @@ std::string Model::helps() const {
   return all.empty() ? "" : "; try " + listed(all, " or ");
 }
 
-// Buffers, or only what they take.
+// Makes the buffers, or with only_plan adds up their bytes.
 void Model::allocate(bool only_plan) {
   const Config& c = config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_,
@@ -184,7 +184,7 @@ void Model::allocate(bool only_plan) {
   place_.room = decoded_, place_.room_bytes = decoded_.count();
 }
 
-// A step of one text is one launch where a layer is norm, attention, norm and gated products, and nothing else.
+// A step of one text is one launch (walk.cu) if a layer is norm, attention, norm and gated products, and nothing else.
 void Model::plan_walk() {
   const Config& c = config_;
   const Matrix& w = layers_[0].up;
@@ -209,7 +209,7 @@ void Model::plan_walk() {
   walk_.score_scale = c.score_scale, walk_.head_norms = c.head_norms;
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
   walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
-  if (head_.type == w.type) walk_.head = head_;  // a head is never quantized: with codes it is a call of its own
+  if (head_.type == w.type) walk_.head = head_;  // never quantized: beside quantized layers it is a call of its own
   walk_.last_norm = last_norm_.gamma, walk_.x = x_, walk_.logits = logits_;
   const size_t bytes = calls->bytes(walk_);
   if (bytes == 0) return;
@@ -217,7 +217,7 @@ void Model::plan_walk() {
   walk_layers_.upload(layers.data(), layers.size());
   walk_room_ = Buffer<char>(device_, int64_t(bytes), "activations");
   walk_.layers = walk_layers_, walk_.room = walk_room_;
-  if (calls->begin(place_, walk_, layers.data()) != nullptr) return;  // the other calls do without maps
+  if (calls->begin(place_, walk_, layers.data()) != nullptr) return;  // the separate calls need no tensor maps
   walk_calls_ = calls;
 }
 

@@ -1,15 +1,17 @@
-// Attention over keys and values of one type, kCaches[0]. Included by cpu.cpp and gpu.cu.
+// Attention over keys and values of one type, kCaches[0]. cpu.cpp and gpu.cu include it.
 
 namespace {
 
 k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {tokens.sequences, tokens.each, heads.heads, heads.kv_heads, heads.dim}; }
 
-// Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves; on the GPU a chunk of a prompt that
-// is too short for that leaves parts of the keys in a workspace.
+// With few queries of each sequence, decode() splits the keys among all threads or blocks. With many, attention()
+// distributes the queries; on the GPU it also splits the keys of a chunk that has too few queries for all blocks, for
+// which it needs a workspace.
 bool is_decode(const Tokens& tokens) { return tokens.each <= kFewQueries; }
 bool is_chunk(const Tokens& tokens) { return kSplitsChunks && tokens.each <= kChunkQueries; }
 
-// How keys are shared out. Where no text may depend on others, into parts that depend on neither their number nor the longest one.
+// How keys are split. With --batch-invariant the number of parts depends neither on how many texts there are nor on the
+// longest one.
 k::Attention keys_of(const Place& place, const Tokens& tokens) {
   return place.invariant && is_decode(tokens) ? k::Attention{}.splits(kInvariantParts) : k::Attention{}.most_keys(tokens.longest);
 }
@@ -21,9 +23,10 @@ size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads
   return is_chunk(tokens) ? chunk_bytes(place, shape, options) : 0;
 }
 
-// The window of one query in a ring. Where the keys of a text that is longer than the ring lie is not their place in the text.
+// The window of one query in a ring. In a text that is longer than the ring, the index of a key is not its position in
+// the text.
 struct WindowInRing : k::Score {
-  const int32_t* lengths;  // of the texts, not of what the ring holds
+  const int32_t* lengths;  // of the texts, not of the keys in the ring
   uint32_t window, ring, sinks;
   k::SoftCap cap;
   WindowInRing(const Tokens& tokens, const Cache& cache, const Attend& how)
@@ -45,8 +48,10 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const auto queries = k::load(static_cast<const A*>(q), cols);
   const auto out = k::store(static_cast<A*>(o), cols);
   auto options = keys_of(place, tokens).scale(how.scale);
-  // In a ring new keys lie among the old ones. Lengths are written before the step. Where texts are guessed on, its first kernel writes them, and has
-  // ended: a product of several rows lets attention begin only when all ahead of that product have.
+  // Which keys are new tells attention which ones it may prefetch early; in a ring they lie among the old ones. Lengths
+  // may be read early, too: the step before has written them. With guesses the first kernel of the step writes them,
+  // and it has ended: a product of several rows lets attention begin only when all kernels before that product have
+  // ended.
   if (cache.ring == 0) options.new_keys(tokens.each);
   const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
   const k::AttentionShape shape = shape_of(tokens, how.shape);

@@ -1,4 +1,5 @@
-// What rows.inl and products.inl share. `on`, `A`, kCaches, exec() and policy() come from cpu.cpp or gpu.cu.
+// What rows.inl, products.inl and attend.inl share. `on`, `A`, kCaches, exec() and policy() come from cpu.cpp or
+// gpu.cu.
 
 #define LLM_TRY(call) \
   do { \
@@ -29,7 +30,7 @@ auto cache_of(const Cache& cache, const Heads& heads, const Tokens& tokens) {
   return k::paged_kv(side(cache.keys, cache.key_scales), side(cache.values, cache.value_scales), pages, tokens.kept != nullptr ? tokens.kept : tokens.lengths);
 }
 
-// f(view of the keys and values), for the types in kCaches.
+// f(a view of the keys and values), compiled for each type in kCaches.
 template <size_t i = 0, class F>
 const char* with_cache(const Cache& cache, const Heads& heads, const Tokens& tokens, const F& f) {
   if constexpr (i < sizeof(kCaches) / sizeof(Type)) {

@@ -1,7 +1,9 @@
-// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2, avx512 or vnni;
-// for products once more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and
-// values, CACHE=f16. Only such files include the library's CPU half, and they use nothing else: the standard library's
-// templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
+// The calls on the CPU. CMake compiles this file for each instruction set, with its flags and UNIT=scalar, avx2, avx512
+// or vnni: once for rows, once for the products of each type of weights (WEIGHTS=f16 and so on), and once for the
+// attention of each type of keys and values (CACHE=f16).
+//
+// Only this file includes the library's CPU half, and it uses nothing else. Templates of the standard library, for
+// example, would be the same symbols in all objects, and the linker might keep code that the machine cannot run.
 #include <kernels/append.h>
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
@@ -35,7 +37,7 @@ on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads};
   out.batch_invariant = place.invariant;
   return out;
 }
-// By layernorm() or rmsnorm(), whose options say which.
+// Calls layernorm() or rmsnorm(), according to the type of the options.
 template <class In, class Out, class Options>
 k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Options& norm) {
   if constexpr (std::is_same<Options, k::LayerNorm>::value)
@@ -51,7 +53,7 @@ template <class X, class W, class Out>
 k::Status many_rows(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
   return on::matmul(exec(place), x, w, out, shape, policy(place));
 }
-bool takes_codes(const Place&) { return bits_of(kWeights) == 8; }  // which are decoded: slower, to see what it does
+bool takes_codes(const Place&) { return bits_of(kWeights) == 8; }  // dequantized: slower, but shows the effect
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -83,7 +85,7 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
       for (int j = 0; j < 64; ++j) sums[j] ^= words[i + size_t(j)];
     }
     for (int j = 1; j < 64; ++j) sums[0] ^= sums[j];
-    if (sums[0] == 0x123456789) *out = 1;  // so that the reads are needed
+    if (sums[0] == 0x123456789) *out = 1;  // so that the compiler keeps the reads
   });
   return nullptr;
 }

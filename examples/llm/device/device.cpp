@@ -1,5 +1,5 @@
-// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists their calls, best last,
-// as CALLS(type, name), from CMake.
+// The CPU as a device: it chooses among the instruction sets that are compiled in. CMake lists their calls in LLM_UNITS
+// as CALLS(type, name), the best last.
 #include "device/device.h"
 
 #include <sys/resource.h>
@@ -26,7 +26,7 @@ LLM_UNITS
 
 namespace {
 
-// The first CPU of a list of numbers and ranges in rising order, "0-1,8" say; -1 if it is none, or this one not in it.
+// The first CPU of a list of rising numbers and ranges ("0-1,8"), or -1 if this is no such list or `cpu` is not in it.
 int first_of(const std::string& list, int cpu) {
   std::istringstream in(list);
   int first = -1, last = -1;
@@ -42,7 +42,7 @@ int first_of(const std::string& list, int cpu) {
   return found && (in >> std::ws).eof() ? first : -1;
 }
 
-// The number at the beginning of a file, or behind a word of it; nothing where there is none.
+// The number at the beginning of a file, or after a word in it, if there is one.
 std::optional<size_t> read_number(const std::string& path, const std::string& word = "") {
   std::ifstream file(path);
   for (std::string name; name != word && file >> name;) {
@@ -57,8 +57,8 @@ std::optional<size_t> limit_of(int resource) {
   return size_t(limit.rlim_cur);
 }
 
-// The addresses that `ulimit -v` leaves. All that is mapped has some: libraries, files, stacks, of which those of
-// threads may be yet to come. 32 MB are for what is allocated beside a model.
+// The bytes of addresses that `ulimit -v` leaves. Everything that is mapped takes some: libraries, files, and the
+// stacks of threads, which may not have started yet. 32 MB are kept for allocations beside the model.
 size_t addresses_left(int threads) {
   const size_t all = limit_of(RLIMIT_AS).value_or(SIZE_MAX), stack = limit_of(RLIMIT_STACK).value_or(size_t(8) << 20),
                taken = read_number("/proc/self/statm").value_or(0) * size_t(sysconf(_SC_PAGESIZE)),
@@ -71,9 +71,9 @@ class Cpu : public Device {
   explicit Cpu(int threads) {
     place_.threads = threads_of(threads);
 #if defined(__GLIBC__)
-    if (limit_of(RLIMIT_AS)) mallopt(M_ARENA_MAX, 1);  // each thread's own would have 64 MB of addresses
+    if (limit_of(RLIMIT_AS)) mallopt(M_ARENA_MAX, 1);  // an arena for each thread would take 64 MB of addresses
 #endif
-    // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
+    // The last unit that the machine can run, or the one that LLM_UNIT names.
     const char* const wanted = std::getenv("LLM_UNIT");
     Units units;
 #define CALLS(type, name) units.add(name);
@@ -101,7 +101,7 @@ class Cpu : public Device {
   }
   void* allocate(size_t bytes, bool) override {
     if (bytes > memory_left("")) return nullptr;
-    // calloc's pages come as they are touched: a long context costs what is used of it.
+    // The pages of calloc are allocated when they are touched, so a long context costs only what is used of it.
     unsigned char* const base = static_cast<unsigned char*>(std::calloc(bytes + 512, 1));
     if (base == nullptr) return nullptr;
     const size_t skip = 512 - reinterpret_cast<uintptr_t>(base) % 256;
@@ -123,7 +123,7 @@ class Cpu : public Device {
   std::function<void()> record(const std::function<void()>& calls) override { return calls; }
 };
 
-// What the processes of a control group may still take; nothing where it has no limit.
+// How much memory the processes of a control group may still take, if it has a limit.
 std::optional<size_t> group_left(const std::string& group, const char* limit, const char* usage, const char* prefix) {
   const std::optional<size_t> most = read_number(group + limit);
   if (!most) return {};
@@ -142,8 +142,8 @@ size_t memory_left(const std::string& root) {
   size_t left = available ? *available * 1024 : size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   const std::string groups = root + "/sys/fs/cgroup";
   const auto take = [&](const std::optional<size_t>& bytes) { left = std::min(left, bytes.value_or(left)); };
-  // The process's own group, as "0::/a/b" of version 2 and "4:memory:/a/b" of version 1 say, and all that it lies in.
-  // In a container they may say where the group is outside of it: there its limits are those of the first one.
+  // The limits of the process's own group, from lines like "0::/a/b" (version 2) and "4:memory:/a/b" (version 1), and
+  // of all its parents. In a container the path may be that of the outside; there the root group has the limits.
   std::ifstream own(root + "/proc/self/cgroup");
   std::string line = "0::/";
   do {
@@ -171,8 +171,8 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
   return int(cores.size());
 }
 
-// One on each core, as two on one share what it can compute, but no more than the CPUs and the quota that the process
-// has. Where Linux does not say which CPUs are one core, as many as these.
+// One thread for each core, because two on a core share its units, but no more than the CPUs and the quota of the
+// process. If Linux does not say which CPUs share a core, one for each CPU.
 int threads_of(int given) {
   if (given > 0) return given;
   const int most = kernels::cpu::Exec{}.threads();

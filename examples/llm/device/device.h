@@ -1,5 +1,5 @@
-// Where a model computes: the CPU, or a GPU. Memory, copies, and the calls for it. What runs on either is the same
-// code: model.cpp.
+// A device on which a model computes, the CPU or a GPU: its memory, copies, graphs, and tables of calls. model.cpp is
+// the same for both.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace llm {
 
-// The calls of an instruction set, or on a GPU for a type of activations; null where they are not compiled in.
+// The calls for an instruction set of the CPU, or for a type of activations on a GPU. Null: not compiled in.
 struct Calls {
   const RowCalls* rows = nullptr;
   const ProductCalls* products[kTypes] = {};
@@ -21,7 +21,7 @@ struct Calls {
   const WalkCalls* walk[kTypes] = {};
 };
 
-// All that are compiled in: RowCalls begin a unit, and the others are of the last one.
+// All calls that are compiled in: each add() of RowCalls begins a unit, and the others go to the last unit.
 class Units : public std::vector<Calls> {
  public:
   void add(const RowCalls& calls) { push_back({&calls}); }
@@ -34,19 +34,20 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;
-  virtual bool is_host() const = 0;  // memory is the host's: files that are mapped can be used where they are
-  // Of which so many bytes of files that are mapped are to be taken off yet: addresses they have already.
+  virtual bool is_host() const = 0;  // the device's memory is the host's, so mapped files can be used where they are
+  // Free memory, from which the caller will subtract `mapped` bytes of mapped files. These have addresses already, so
+  // they do not count against a limit of addresses.
   virtual size_t free_bytes(size_t mapped = 0) const = 0;
-  // At a multiple of 256 bytes, zeroed; null if there is no room. shared: host and device see it at the same address.
+  // Zeroed memory at a multiple of 256 bytes, or null. shared: host and device see it at the same address.
   virtual void* allocate(size_t bytes, bool shared) = 0;
   virtual void release(void* p, bool shared) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
-  virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for the calls before
+  virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for earlier calls
   virtual void synchronize() = 0;
   virtual bool idle() = 0;            // whether all calls have ended
-  virtual int64_t chunk() const = 0;  // so many tokens of a prompt keep it busy
-  virtual int ahead() const = 0;      // so many steps are asked for before the first one's result is looked at
-  // What makes these calls again and again, with the same arguments: a captured graph on a GPU.
+  virtual int64_t chunk() const = 0;  // so many tokens of a prompt keep the device busy
+  virtual int ahead() const = 0;      // so many steps are queued ahead of the one whose token is awaited
+  // A function that repeats these calls with the same arguments: on a GPU a captured graph.
   virtual std::function<void()> record(const std::function<void()>& calls) = 0;
 
   const RowCalls& rows() const { return *calls_.rows; }
@@ -60,24 +61,24 @@ class Device {
   Calls calls_;
 };
 
-// threads: 0 for one on each core that the process may use, by affinity and by its container's quota.
+// threads: 0: one for each core that affinity and the container's quota allow.
 std::unique_ptr<Device> make_cpu(int threads);
-// So many threads, which may be 0 in the same way.
+// The number of threads, where 0 means the same.
 int threads_of(int given);
-// How many cores these CPUs belong to. siblings(cpu) lists all CPUs of its core as Linux does, "0,64" or "0-1" say; 0
-// if what it gives is no such list, or does not have the CPU in it.
+// How many cores these CPUs belong to. siblings(cpu) lists all CPUs of its core in the format of Linux ("0,64", "0-1").
+// Returns 0 if a list is not in this format or does not contain the CPU.
 int count_cores(const std::vector<int>& cpus, const std::function<std::string(int cpu)>& siblings);
-// The bytes of memory that are left for the process: of the machine, or of its container's limit if that is less. What
-// files are cached in counts as left. `root`: where /proc and /sys are.
+// The bytes of memory that the process can still take: what the machine has left, or the limit of its container if that
+// is less. The page cache counts as free. root: where /proc and /sys are.
 size_t memory_left(const std::string& root);
-// The activations have the first of these types that is compiled in; threads convert weights. Null, and why, if there
-// is no GPU.
+// Activations have the first of these types that is compiled in. threads: that convert weights. If there is no GPU,
+// returns null and sets `why`.
 std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threads, std::string& why);
 
-// The types for which a device has something, as a list for people.
+// The names of the types for which has(type) is true, as a list.
 std::string names_of(const std::function<bool(Type)>& has);
 
-// Memory of a device, for so many elements.
+// An array in the memory of a device.
 template <class T>
 class Buffer {
  public:

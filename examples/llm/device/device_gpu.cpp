@@ -1,5 +1,5 @@
-// The GPU as a device: memory, copies and graphs of the CUDA runtime. LLM_GPU_UNITS lists the calls that are compiled
-// in, as CALLS(type, name), from CMake.
+// The GPU as a device: memory, copies and graphs of the CUDA runtime. CMake lists the calls that are compiled in in
+// LLM_GPU_UNITS as CALLS(type, name).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -58,8 +58,8 @@ class Gpu : public Device {
     check(cudaMalloc(&between_, 1));
     place_.stream = stream_;
     place_.threads = threads_of(threads);  // converts weights
-    // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph, and LLM_WALK=0
-    // makes each call of a step a launch.
+    // For measurements: LLM_EARLY=0 turns programmatic dependent launch off, LLM_GRAPH=0 graph capture, and LLM_WALK=0
+    // the persistent kernel of walk.cu.
     const auto on = [](const char* name) {
       const char* const value = std::getenv(name);
       return value == nullptr || std::strcmp(value, "0") != 0;
@@ -88,7 +88,7 @@ class Gpu : public Device {
   bool is_host() const override { return false; }
   int64_t chunk() const override {
     return 2048;
-  }  // eight layers of Mistral-7B on an H200: 142,900 tokens/s; chunks of 1,024: 140,400, of 512: 116,100
+  }  // eight layers of Mistral-7B on an H200: 142,900 tokens/s; in chunks of 1,024 140,400, of 512 116,100
   int ahead() const override { return 4; }
   size_t free_bytes(size_t) const override {
     size_t free = 0, all = 0;
@@ -120,8 +120,8 @@ class Gpu : public Device {
     return true;
   }
   std::function<void()> record(const std::function<void()>& calls) override {
-    // A step's kernels must not begin before the step ahead has ended: graphs wait for each other, and so does a
-    // memset.
+    // The kernels of a step must not begin before the step before has ended. Graphs wait for each other; without graphs
+    // a memset, which is not launched programmatically, waits.
     if (!graphs_) return [this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); };
     return [graph = std::make_shared<Graph>(stream_, calls)] { graph->launch(); };
   }

@@ -1,4 +1,4 @@
-// The types of the library that elements of a Type have: those of numbers, and of codes.
+// The library's element type for each Type.
 #pragma once
 
 #include <tuple>
@@ -14,7 +14,7 @@
 namespace llm {
 namespace k = kernels;
 
-namespace {  // the library's types are others for each instruction set
+namespace {  // the library's types differ between instruction sets
 
 using Elements = std::tuple<float, k::half, k::bfloat16, k::float8_e4m3, int8_t, k::Int4>;  // in the order of Type
 static_assert(std::tuple_size<Elements>::value == kTypes, "one for each");

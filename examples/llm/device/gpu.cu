@@ -1,5 +1,6 @@
-// The calls on the GPU. Compiled once for each type of activations, UNIT=f16 or bf16, for products once more for each
-// type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16.
+// The calls on the GPU. CMake compiles this file for each type of activations, UNIT=f16 or bf16: once for rows, once
+// for the products of each type of weights (WEIGHTS=f16 and so on), and once for the attention of each type of keys and
+// values (CACHE=f16).
 #include <kernels/append.h>
 #include <kernels/attention.cuh>
 #include <kernels/elementwise.cuh>
@@ -19,9 +20,9 @@ namespace k = kernels;
 namespace on = kernels;
 
 namespace {
-// With rows of several tokens products wait for the kernel ahead before they let the next one begin: attention that had
-// begun while the product ahead of it was still reading took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B
-// model on an H200, and products gain nothing by it, or lose 1 % (int4). Norms do not wait.
+// With rows of several tokens, products wait for the kernel before them before they let the next one begin. Otherwise
+// attention begins while the product before it still reads, and takes 54 instead of 41 us (32 texts of 1,000 tokens of
+// a 7B model on an H200), while products gain nothing, or lose 1 % (int4). Norms do not wait.
 on::Exec exec(const Place& place, int64_t rows = 1) {
   return on::Exec{static_cast<cudaStream_t>(place.stream)}
       .programmatic(place.early)
@@ -30,7 +31,8 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
 [[maybe_unused]] on::Exec for_product(const Place& place, int64_t rows) {
   return place.invariant ? exec(place, rows) : exec(place, rows).workspace(place.room, place.room_bytes);
 }
-// A layer with those 32 texts takes 159 us when attention waits, too, and 157 when it does not; with int4 145 and 151.
+// With weights of fewer than 16 bits attention waits in the same way. A layer with those 32 texts takes 159 us if it
+// waits and 157 if not; with int4 145 and 151.
 [[maybe_unused]] on::Exec for_attention(const Place& place, int64_t rows) { return exec(place, place.wide ? 1 : rows); }
 [[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) {
   return on::decode_workspace_bytes(exec(place), shape, options);
@@ -44,7 +46,7 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
   out.weights_ready = place.early, out.batch_invariant = place.invariant;
   return out;
 }
-// By layernorm() or rmsnorm(), whose options say which.
+// Calls layernorm() or rmsnorm(), according to the type of the options.
 template <class In, class Out, class Options>
 k::Status normalize(const Place& place, const In& in, const Out& out, int64_t rows, int64_t cols, const Options& norm) {
   k::RowPolicy policy;
@@ -56,8 +58,8 @@ k::Status normalize(const Place& place, const In& in, const Out& out, int64_t ro
 }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
-// Weights of 16 bits meet one token on CUDA cores, where blocks find out the row's factor while their weights are on
-// the way.
+// One token's product with weights of 16 bits runs on CUDA cores (gemv), where each block computes the norm of the row
+// while its weights are on their way.
 constexpr bool kFolds = bits_of(kWeights) == 16;
 constexpr int64_t kDecodesFrom = bits_of(kWeights) == 16   ? 0
                                  : kWeights == Type::f8 ? k::tuning::kFloatCodesOnce
@@ -89,7 +91,7 @@ namespace {
 bool takes_codes(const Place& place) {
   if constexpr (bits_of(kWeights) == 8) {
     constexpr int64_t n = 128;
-    float* out = nullptr;  // with inputs and weights behind it: planned with, neither read nor written
+    float* out = nullptr;  // then inputs and weights: only for planning, neither read nor written
     if (cudaMalloc(&out, 2 * n * n * sizeof(float)) != cudaSuccess) return false;
     float* const in = out + n * n;
     k::MatmulPlan plan;
@@ -120,7 +122,7 @@ __global__ void read_words(const uint4* p, size_t n, uint32_t* out) {
     for (int j = 0; j < 4; ++j) v[j] = __ldcs(p + i + j * step);
     for (int j = 0; j < 4; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
   }
-  if (sum == 0x12345678) *out = 1;  // so that the reads are needed
+  if (sum == 0x12345678) *out = 1;  // so that the compiler keeps the reads
 }
 const char* read_all(const Place& place, const void* from, size_t bytes, uint32_t* out) {
   read_words<<<1056, 256, 0, static_cast<cudaStream_t>(place.stream)>>>(static_cast<const uint4*>(from), bytes / 16,

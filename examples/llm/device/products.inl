@@ -1,4 +1,4 @@
-// Products with weights of one type, kWeights, with everything around them that needs no call of its own. Included by cpu.cpp and gpu.cu.
+// Products with weights of one type, kWeights, and everything that is fused with them. cpu.cpp and gpu.cu include it.
 
 namespace {
 
@@ -15,7 +15,7 @@ auto codes(const Inputs& y, int64_t cols) {
   return k::dequant(k::load(static_cast<const Element<kWeights>*>(y.rows), cols), k::row_scales(y.scales));
 }
 
-// Of normalized rows, or of their codes, which are many.
+// A product of normalized rows, or of quantized ones, of which there are always many.
 template <class W, class Out>
 const char* multiply(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
   if constexpr (bits_of(kWeights) == 8) {
@@ -24,7 +24,7 @@ const char* multiply(const Place& place, const Inputs& y, const W& w, const Out&
   return reason(on::matmul(for_product(place, shape.m), inputs(y.rows, shape.k), w, out, shape, policy(place)));
 }
 
-// The same, or of one row that is normalized on the way in.
+// The same, or a product of one row that it normalizes itself.
 template <class W, class Out>
 const char* product(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
   if constexpr (kFolds) {

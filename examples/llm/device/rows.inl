@@ -1,5 +1,6 @@
-// What a model does beside products with weights and attention: embedding, norms, rotation of normalized heads, the choice of tokens.
-// Included by cpu.cpp and gpu.cu, which say what `on` is (the CPU's or the GPU's calls) and which type activations have.
+// The calls beside products and attention: embedding, norms, quantization, rotation of normalized heads, routing,
+// sampling. cpu.cpp and gpu.cu include it, and say what `on` is (the CPU's or the GPU's calls) and which type
+// activations have.
 
 namespace {
 
@@ -103,8 +104,8 @@ const char* cap(const Place& place, float* t, float limit, int64_t rows, int64_t
   return reason(on::copy(exec(place), k::load(static_cast<const float*>(t), cols) | Capped(limit), k::store(t, cols), rows, cols));
 }
 
-// What was chosen, put behind each text. A sink of one column, so that it needs no kernel of its own. A text that fills the context stays
-// as it is, unless it is endless.
+// A sink of one column that appends the sampled token to each text, so that this needs no kernel of its own. A text
+// that fills the context stays as it is, unless texts are endless.
 struct Behind : k::Functor {
   static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
@@ -134,8 +135,8 @@ struct Chosen : k::Functor {
   KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(tokens[row])); }
 };
 
-// What was drawn by logits, or -1 where the one of the token is infinite: that is no likely token but a model that has overflowed, and it
-// would be drawn for ever.
+// A source of the sampled tokens, or -1 if the logit of the token is infinite: then the model has overflowed, and would
+// give this token for ever.
 struct Drawn : k::Functor {
   static constexpr k::Role role = k::Role::source;
   static constexpr int widest = 1;
@@ -151,7 +152,7 @@ struct Drawn : k::Functor {
   KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(at(row))); }
 };
 
-// What the rows of a step with guesses need, each from the text's state, which only Verified changes.
+// A sink that sets up the rows of a step with guesses from the state of the text, which only Verified changes.
 struct Guessed : k::Functor {
   static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
@@ -169,7 +170,8 @@ struct Guessed : k::Functor {
   }
 };
 
-// Every row has drawn what would be drawn behind its token without guesses: so the text goes on up to the first guess that is another token.
+// A sink that appends tokens to the text. Every row has sampled the token that follows its own one without guesses, so
+// the text goes on up to the first guess that differs.
 struct Verified : k::Functor {
   static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
