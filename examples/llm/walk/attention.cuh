@@ -1,4 +1,4 @@
-// Attention of one token in walk.cu.
+// Attention of one token in walk.cu: split-KV over blocks, and over the warps of a block.
 #pragma once
 
 #include "walk/thread.cuh"
@@ -6,20 +6,20 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // of 32 columns, in a head
+template <int kChunks>  // a head has so many chunks of 32 columns
 struct AttendingThread : Thread {
   using Thread::Thread;
 
-  // The block's part of a layer's attention, on tensor cores. A warp has 16 keys at a time:
+  // The block's part of a layer's attention, on tensor cores. A warp takes 16 keys at a time:
   //
   //     logits  A: keys, 16 bytes of a row for a lane
-  //             B: queries; columns 0 to 3 are heads, 4 to 7 what rounding has left of them
+  //             B: queries; columns 0 to 3 are heads, 4 to 7 their residuals (the rounded rest)
   //             C: lane 4g + t has keys g and g + 8 of heads 2t and 2t + 1
-  //     sums    A: weights, transposed
+  //     sums    A: softmax weights, transposed
   //             B: values, transposed; 8 columns of a lane are in 4 tiles
-  //             C: lane 4g + t has head g, of columns 8t + 2j and 8t + 2j + 1 in tile j
+  //             C: lane 4g + t has head g, columns 8t + 2j and 8t + 2j + 1 in tile j
   //
-  // Parts of the same keys are put together by all blocks that have one.
+  // If keys are split, all blocks of a set of heads combine the partial results, each of them some columns.
   __device__ __forceinline__ void attend(const WalkLayer& layer, const Part& part) {
     begin_part();
     constexpr int dim = 32 * kChunks, pitch = kShared * (dim + 2);
@@ -29,13 +29,13 @@ struct AttendingThread : Thread {
         reinterpret_cast<const ::uint4*>(static_cast<const A*>(layer.keys) + kv_head * dim) + t;
     const auto* const all_values =
         reinterpret_cast<const ::uint4*>(static_cast<const A*>(layer.values) + kv_head * dim) + t;
-    // In shared memory: the rounded queries and what that has left, the newest key and value, and states of the warps.
+    // In shared memory: rounded queries, their residuals, the newest key and value, and the states of the warps.
     A* const queries = reinterpret_cast<A*>(inputs);
     A* const newest_rows = queries + 2 * kShared * dim;
     float* const mine = reinterpret_cast<float*>(inputs + kStatesAt);
 
-    int pos = part.begin + warp * 16 + g;  // and 8 more
-    int places[2];                         // of keys, in 16 bytes; -1: none there
+    int pos = part.begin + warp * 16 + g;  // this lane's keys: pos and pos + 8
+    int places[2];                         // where they lie, in units of 16 bytes; -1: no key
     ::uint4 key[2][kChunks], value[2][kChunks];
     const auto find = [&] {
       KERNELS_UNROLL
@@ -50,8 +50,8 @@ struct AttendingThread : Thread {
         KERNELS_UNROLL
         for (int c = 0; c < kChunks; ++c) {
           to[half][c] = {0, 0, 0, 0};
-          // First to leave the L2, which holds prefetched weights: behind 16,000 keys, 1B 833 tokens/s for 811 and
-          // Mistral-7B 173.7 for 167.1 (H100).
+          // Evicted first, since the L2 holds prefetched weights. After 16,000 keys on an H100, Llama-3.2-1B makes 833
+          // tokens/s with this and 811 without, and Mistral-7B 173.7 and 167.1.
           if (places[half] >= 0) to[half][c] = __ldcs(from + places[half] + 4 * c);
         }
       }
@@ -69,10 +69,10 @@ struct AttendingThread : Thread {
     read(key, all_keys);
     read(value, all_values);
 
-    // Queries, and the newest key and value: a row for as many threads as it has pairs that are turned by two angles.
+    // Queries, and the newest key and value: dim / 4 threads have a row, each of them two pairs of columns.
     constexpr int kEachRow = dim / 4;
     static_assert((kShared + 2) * kEachRow <= kThreads, "one row for some threads");
-    const int row = tid / kEachRow, column = tid % kEachRow * 2;  // the other pair is half a head further
+    const int row = tid / kEachRow, column = tid % kEachRow * 2;  // the other pair of columns is half a head further
     const bool query = row < kShared, there = row < kShared + 2;
     const float* const gamma = query ? layer.q_norm : layer.k_norm;
     float gammas[2][2] = {};
@@ -91,7 +91,7 @@ struct AttendingThread : Thread {
     if (there) {
       const float factor = query ? w.score_scale * 1.44269504f : 1.f;
       A* const to = query ? queries + row * dim : newest_rows + (row - kShared) * dim;
-      // Blocks with other heads or other keys have it, too.
+      // Other blocks have the newest key, too; one block alone writes it to the cache.
       const bool keeps = w.head_norms && row == kShared && part.first_head % (w.shape.heads / w.shape.kv_heads) == 0 &&
                          newest >= part.begin && newest < end;
       KERNELS_UNROLL
@@ -170,7 +170,7 @@ struct AttendingThread : Thread {
       }
       read(value, all_values);
     }
-    // The states of the warps.
+    // Each warp stores its state to shared memory.
     KERNELS_UNROLL
     for (int h = 0; h < 2; ++h) {
       KERNELS_UNROLL
@@ -189,7 +189,8 @@ struct AttendingThread : Thread {
         *reinterpret_cast<float2*>(mine + warp * pitch + (2 * t + h) * (dim + 2) + dim) = {largest[h], weight[h]};
     }
     sync();
-    // Two columns of a head for a thread, of which a part has its share.
+    // A thread joins the states of all warps for two columns of a head. That is the result if keys are not split;
+    // otherwise it goes to global memory as that of a part.
     constexpr int half = dim / 2;
     const int parts = part.count, head = part.first_head, pairs = part.heads * half;
 #pragma unroll 1
@@ -207,7 +208,7 @@ struct AttendingThread : Thread {
       const Word* const states = room.states + int64_t(part.set) * parts * pitch;
       const int mine_of_pairs = (pairs + parts - 1) / parts, first_pair = part.number * mine_of_pairs;
       for (int i = first_pair + tid / 16; i < min(pairs, first_pair + mine_of_pairs); i += kThreads / 16) {
-        // 16 lanes for the parts.
+        // 16 lanes read the parts of two columns.
         State2 s = {{0, 0}, -1e30f, 0};
         const unsigned lanes_here = 0xffffu << (lane & 16);
         for (int from = lane % 16; from < parts; from += 16) {
@@ -229,7 +230,8 @@ struct AttendingThread : Thread {
     sync();  // before there are other inputs
   }
 
-  // A head's norm, and its turn by the angles of the token's place: of a lane, two times two columns half a head apart.
+  // Normalizes a head, and rotates it by the angles of the token's position. A lane has two times two columns, half a
+  // head apart.
   template <int kLanes>
   __device__ __forceinline__ void normalize_head(const WalkLayer& layer, float (&x)[2][2], const float (&gammas)[2][2],
                                                  int column, bool it_is_one) const {
@@ -247,7 +249,7 @@ struct AttendingThread : Thread {
     }
   }
 
-  // Two columns of a head, of some keys.
+  // The state of two columns of a head for some of the keys.
   struct State2 {
     float2 sum;
     float largest, weight;
@@ -258,7 +260,7 @@ struct AttendingThread : Thread {
               weight * mine + other.weight * its};
     }
   };
-  // The states of all warps in one.
+  // The state of all warps together.
   static __device__ __forceinline__ State2 joined(const float* states, int col, int pitch, int dim) {
     float2 sums[kWarps], rest[kWarps];
     float top = -1e30f;

@@ -1,5 +1,5 @@
-// What the parts of walk.cu share: sizes, shared memory, the room in global memory, and which rows and keys a block
-// has.
+// What the parts of walk.cu share: constants, shared memory, the workspace in global memory, and which rows and keys
+// belong to a block.
 #pragma once
 
 #include <algorithm>
@@ -21,43 +21,46 @@ using A = Element<Type::UNIT>;  // of activations, keys and values
 constexpr Type kWeights = Type::WEIGHTS;
 using Code = Element<kWeights>;
 
-constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 bytes
+constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // kEach: weights in 16 bytes
 constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
-constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
-constexpr int kChunk = 1024;                                                // bytes of a row in a stage
-// Stages on their way from memory at most, and where blocks soon wait for each other: from the last kRest stages of a
-// product until the next one begins. What blocks send each other waits in the L2 behind what that waits for: on an H100
-// a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
-// 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
-// layers of Mistral-7B behind 120 tokens and the head take 1,761 us in fp16, 1,774 with 3 and 2, 1,787 with 4 and 3, in
-// int8 867, 869; Llama-3.2-1B in bf16 817, 824, 833; int4 takes 547, 561 with 3 and 2, 579 with 4 and 1, 551 with 2 and
-// 1 (programs that were not kept, which launch this alone). On an H200 an earlier version of this made, of Mistral-7B,
-// 302 tokens a second in fp16, 294 with 3 and 2, 299 with 6 and 2; in int8 521, 516, 517; in int4 695, 692 with 4 and
-// 1, 676 with 4 and 2. With the present one 12 layers and the head take 527 us behind 120 tokens in int4, 526 with 4
-// and 1, 554 with 3 and 2.
+// Consumer warps and threads, rows of a tile, and tiles whose sums are kept until their results are made.
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;
+constexpr int kChunk = 1024;  // bytes of a row in a stage
+// At most kInFlight stages are on their way from memory, and kFewInFlight while blocks soon wait for each other: from
+// the last kRest stages of a product until the next product begins. The reason is that in the L2 what blocks send each
+// other waits behind copies. On an H100, by KB on their way to each multiprocessor:
+//
+//   KB                                16     24     32     48     96
+//   a read that hits the L2, cycles  570    800  1,400  2,200  4,200
+//   bandwidth of memory, TB/s       2.70   2.97   3.10   3.14   3.12
+//
+// For 12 layers of Mistral-7B and the head after 120 tokens that gives, by kInFlight and kFewInFlight, on an H100: in
+// fp16 1,761 us with 4 and 2, 1,774 with 3 and 2, 1,787 with 4 and 3; in int8 867 us and 869 with 3 and 2; in int4 547
+// us with 3 and 1, 561 with 3 and 2, 579 with 4 and 1, 551 with 2 and 1. Llama-3.2-1B in bf16: 817, 824, 833. On an
+// H200 in int4: 527 us with 3 and 1, 526 with 4 and 1, 554 with 3 and 2.
 constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
-// Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
-// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an H200 12
-// layers of Mistral-7B and the head take, in fp16 behind 4,000 tokens, 1,392 with 16 and 1,400 with 8; but behind
-// 16,000 Llama-3.2-1B makes 1,142 tokens a second with 8 and 1,092 with 16, probably as keys want room in the L2. In
-// int4, behind 120 tokens, it is 526 us with 0, 527 with 8, 528 with 16.
+// Stages that are prefetched into the L2 while the ring is full. Layers and head on an H100, in us, with 8 and 0:
+// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an
+// H200, 12 layers of Mistral-7B and the head in fp16 after 4,000 tokens take 1,392 us with 16 and 1,400 with 8; but
+// Llama-3.2-1B after 16,000 tokens makes 1,142 tokens/s with 8 and 1,092 with 16, probably because keys need room in
+// the L2. In int4 after 120 tokens it is 526 us with 0, 527 with 8, 528 with 16.
 constexpr int kAhead = kBits == 4 ? 0 : 8;
-constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
-constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
-// Rows of half a tile are copied at once. A stage has kChunk / 128 times kHalf rows of 128 bytes of either half, then
-// their scales.
+constexpr int kAheadKeys = 512;    // cache lines of keys, and of values, that a block prefetches of its part
+constexpr int kBlock = 4 * kEach;  // columns that four lanes read at once, 16 bytes each
+// A copy has the rows of half a tile. A stage holds, for either half, kChunk / 128 boxes of kHalf rows of 128 bytes,
+// and after both their scales.
 constexpr int kHalf = kTile / 2;
 constexpr int kScalesAt = kTile * kChunk, kStage = kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
-// Of what is normalized, before it is rounded: halves end at 65,504, and a model's row may be larger.
+// Scales rows down before they are rounded to half, which ends at 65,504; a model's residual stream may be larger.
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
-constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
-// So many keys are not shared out: what parts give would have to go through memory once more. The same layers behind
-// 190 tokens take 3 % longer with parts on an H200, in int4 11 %, Llama-3.2-1B 4 %. On an H100, in us, behind 380
-// tokens 1,863, 664, 874 with two of these, 1,850, 639, 874 with three; behind 420 1,849, 650, 868 with three, 1,866,
-// 650, 891 with four.
+constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // query heads with the same keys in a block; keys read at once
+// Up to so many keys are not split, because partial results would go through memory once more. Split, the 12 layers
+// after 190 tokens take 3 % longer on an H200, in int4 11 %, and Llama-3.2-1B 4 %. On an H100, in us (Mistral-7B in
+// fp16 and int4, Llama-3.2-1B): after 380 tokens 1,863, 664, 874 with 2 * kKeysAtOnce and 1,850, 639, 874 with 3; after
+// 420 tokens 1,849, 650, 868 with 3 and 1,866, 650, 891 with 4.
 constexpr int kAloneKeys = 3 * kKeysAtOnce;
-constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
+constexpr int kStatesAt = 4096;  // in attention, `inputs` holds queries, and from this byte on the states of the warps
 constexpr int kAllConsumers = 1, kAllCopiers = 2;  // named barriers
 constexpr int kCopiers = 4;                        // warps of the producer
 
@@ -66,12 +69,12 @@ struct Shared {
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
-  volatile bool soon_waiting;         // consumers, for other blocks
-  alignas(16) WalkLayer layers[2];    // this one and the next, of the consumers
-  alignas(16) WalkLayer streamed[3];  // of the producer, of which a warp may still be in the layer ahead
+  volatile bool soon_waiting;         // consumers will soon wait for other blocks
+  alignas(16) WalkLayer layers[2];    // the consumers' layer and the next one
+  alignas(16) WalkLayer streamed[3];  // the producer's; one of its warps may still be in the layer before
 };
 
-// A layer's pointers on their way to shared memory: what is read from memory when it is needed costs a microsecond.
+// Prefetches a layer's pointers to shared memory. Reading them when they are needed would cost a microsecond.
 struct LayerOnItsWay {
   static constexpr int kPieces = sizeof(WalkLayer) / 16;
   static_assert(sizeof(WalkLayer) % 16 == 0 && kPieces <= 32, "one piece for a lane");
@@ -88,16 +91,17 @@ struct LayerOnItsWay {
 
 using Word = unsigned long long;
 
-// Matrices of a layer, each of which has a tensor map, and one of its scales. The head's comes behind all layers'.
+// Matrices of a layer. Each has a tensor map, and with 4 bits another one for its scales; the head's follow all
+// layers'.
 enum Which : int { kQueries, kKeys, kValues, kOutput, kGate, kUp, kDown, kMatrices };
 constexpr int kMaps = kGroupScales ? 2 : 1;
 
-// In `room`: one behind the other, at multiples of 256 bytes.
+// The arrays in Walk::room, one after the other at multiples of 256 bytes.
 struct Room {
   arch::TensorMap* maps;       // of all matrices
-  unsigned *launches, *begun;  // launches that have ended, and blocks that have read this number
-  Word *x, *qkv, *o, *h;       // the residual stream and queries, keys, values: floats; o and h: pairs of A
-  Word* states;                // of the parts of all heads: sums, largest logits, sums of weights
+  unsigned *launches, *begun;  // how many launches have ended; how many blocks have read this number, in all launches
+  Word *x, *qkv, *o, *h;       // x (the residual stream) and qkv: a float in each word; o and h: a pair of A
+  Word* states;                // split attention: sums, largest logits and sums of weights of each part
 
   size_t bytes;
   __host__ __device__ Room(const Walk& w, void* at, int blocks) {
@@ -123,41 +127,41 @@ struct Room {
 enum class Kind { qkv, output, up, down, head };
 constexpr int kKinds = 5;
 
-// A product's columns, its tiles, how many of these each block has, and how many blocks have one more.
+// A product's columns and tiles, how many tiles each block has, and how many blocks have one more.
 struct Sizes {
   int cols, tiles, of_each, more;
 };
 
-// The last of these are for what all blocks would have to divide for: a division by a number that the compiler does not
-// know is some 40 instructions between a product and the next one.
+// The last members precompute divisions: dividing by a number that the compiler does not know would be some 40
+// instructions between a product and the next one.
 struct Params {
   Walk walk;
   Tokens tokens;
   Cache cache;
-  int stages, inputs;  // of the ring; bytes of inputs in shared memory
-  unsigned pace;       // cycles between stages that are prefetched into the L2
+  int stages, inputs;   // stages of the ring; bytes of a product's inputs in shared memory
+  unsigned pace;        // cycles between two stages that are prefetched into the L2
   Sizes sizes[kKinds];  // by Kind
-  int share, most_parts;      // heads of queries that share keys; parts of keys, at most
+  int share, most_parts;      // query heads with the same keys; parts into which keys are split at most
   k::detail::Divisor pages;   // by the positions of a page
-  k::detail::Divisor sets;    // by how many sets of up to kShared heads there are
-  k::detail::Divisor groups;  // by how many of these share keys
+  k::detail::Divisor sets;    // by the number of sets of up to kShared heads
+  k::detail::Divisor groups;  // by the number of sets with the same keys
 };
 
 __host__ __device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }
 
 // ---- which rows of which matrices a product has ---------------------------------------------------------------------
 
-// Of a tile: kHalf rows of a matrix from `first` on, then as many from `second` on.
+// The rows of a tile: kHalf rows of a matrix from `first` on, then as many from `second` on.
 struct TileRows {
-  int of_first, of_second;  // matrices of the layer
+  int of_first, of_second;  // their matrices, as Which
   int first, second;
-  int angle;  // by which the first of both are turned as a pair, the next ones by the next; -1: not turned
+  int angle;  // rows first + i and second + i are rotated as a pair by angle + i; -1: they are not rotated
 };
 
 // ---- steps ---------------------------------------------------------------------------------------------------------
 
-// One of four products of a layer, or the head's. There is one body for all of them: the instructions of a layer have
-// to stay near, too.
+// One of the four products of a layer, or the head's. All have one body of code, so that the instructions of a layer
+// stay in the instruction cache.
 struct Step {
   Kind kind;
   bool last;  // of the layers
@@ -172,8 +176,8 @@ struct Step {
   static __device__ __forceinline__ int count(const Walk& w) {
     return 4 * int(w.count) + (w.head.data != nullptr ? 1 : 0);
   }
-  // The first of this block's tiles; the others are as many apart as there are blocks. Blocks that have more tiles than
-  // others of the first product are not those that have more of the third.
+  // The first of this block's tiles; the others follow at distances of gridDim.x. The first product counts blocks from
+  // the other end, so that the blocks with one tile more are not the same as in the third product.
   __device__ __forceinline__ int first_tile() const {
     return kind == Kind::qkv ? int(gridDim.x - 1 - blockIdx.x) : int(blockIdx.x);
   }
@@ -185,7 +189,7 @@ __device__ __forceinline__ TileRows rows_of(const Walk& w, const Step& step, int
   const int row = tile * kTile;
   if (step.kind == Kind::up) return {kGate, kUp, row / 2, row / 2, -1};
   if (step.kind != Kind::qkv) {
-    const int which = step.kind == Kind::output ? kOutput : step.kind == Kind::down ? kDown : 0;  // or the head's
+    const int which = step.kind == Kind::output ? kOutput : step.kind == Kind::down ? kDown : 0;  // 0: the head
     return {which, which, row, row + kHalf, -1};
   }
   const int dim = int(w.shape.dim), nq = int(w.shape.heads) * dim, nk = int(w.shape.kv_heads) * dim;
@@ -198,11 +202,11 @@ __device__ __forceinline__ TileRows rows_of(const Walk& w, const Step& step, int
   return {which, which, first, first + rotary / 2, at / 2};
 }
 
-// What this block has of a layer's attention: up to kShared heads of queries that share keys, and a part of these keys.
-// There may be nothing.
+// This block's part of a layer's attention: up to kShared query heads with the same keys, and a part of these keys.
+// Some blocks have none.
 struct Part {
   int first_head, heads, kv_head;
-  int set, number, count;  // of such heads; which of so many parts of their keys
+  int set, number, count;  // the set of heads; which part of their keys, of how many
   int begin, end;
 
   __device__ __forceinline__ Part(const Params& p, const WalkLayer& layer, int keys) {
@@ -222,7 +226,7 @@ struct Part {
   __device__ __forceinline__ bool is_there() const { return number < count; }
 };
 
-// Where a position lies in the cache.
+// The index of a position in the cache.
 __device__ __forceinline__ int slot_of(const Params& p, int pos) {
   const int page = int(p.pages.quotient(unsigned(pos))), size = int(p.cache.page);
   return __ldg(p.cache.table + page) * size + (pos - page * size);

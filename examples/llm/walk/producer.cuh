@@ -1,6 +1,7 @@
 // The producer of walk.cu: warps that copy the rows of all products, one after the other, into the stages of a ring. A
-// stage is two copies, or four with scales, each of another warp, as one takes a thread about 70 ns to begin on an
-// H100: one warp that begins all of them is slower, by 1 to 2 %. The last two warps prefetch what else a layer needs.
+// stage takes two copies, or four with scales. Each is started by another warp, because starting a copy takes a thread
+// about 70 ns on an H100; one warp for all of them is slower by 1 to 2 %. The last two warps also prefetch what else a
+// layer needs.
 #pragma once
 
 #include "walk/parts.cuh"
@@ -34,7 +35,7 @@ class Producer {
 #pragma unroll 1
     for (int i = 0; i < Step::count(w); ++i) {
       if (i % 4 == 0) begin_layer(i / 4);
-      if (copier >= 2 * kMaps) continue;  // no box is left for this warp
+      if (copier >= 2 * kMaps) continue;  // without scales this warp has nothing to copy
       const Step step(p, i, shared.streamed[i / 4 % 3]);
       const int bytes = int(row_bytes(step.sizes.cols));
 #pragma unroll 1
@@ -50,13 +51,12 @@ class Producer {
   }
 
  private:
-  // One of the stages that this block's rows take: its number, its product and tile, and the first of its bytes in a
-  // row.
+  // A stage of this block's rows: its number, its product and tile, and its first byte within the rows.
   struct Place {
     int stage, step, tile, begin;
   };
 
-  // What a warp has of a tile: a half, or the scales of one.
+  // A warp's part of a tile: one half of it, or the scales of a half.
   struct Box {
     const arch::TensorMap& map;
     int row;
@@ -68,12 +68,12 @@ class Producer {
   }
 
   __device__ __forceinline__ void begin_layer(int layer) {
-    if (copier == kCopiers - 1) {  // the others may still be in the layer ahead
+    if (copier == kCopiers - 1) {  // the other warps may still be in the layer before
       next_.put(shared.streamed[(layer + 1) % 3]);
       next_.fetch(w, layer + 2);
     }
     arch::named_barrier_sync(kAllCopiers, 32 * kCopiers);
-    if (layer == 1) {  // what is not constant is there when the kernel ahead has ended
+    if (layer == 1) {  // the number of keys is not constant: it is there when the kernel before this one has ended
       arch::grid_dependency_wait();
       keys_ = p.tokens.kept != nullptr ? p.tokens.kept[0] : p.tokens.lengths[0];
     }
@@ -82,9 +82,9 @@ class Producer {
     if (layer > 0 && layer < w.count) prefetch_keys(shared.streamed[layer % 3]);
   }
 
-  // Until the ring has room for the next stage. Meanwhile that one and those behind it, kAhead at most, are prefetched
-  // into the L2, so that memory is not idle where the ring is full; not faster than memory is, or what blocks send each
-  // other would wait behind that.
+  // Waits until the ring has room for the next stage. Meanwhile prefetches that stage and those after it, kAhead at
+  // most, into the L2, so that memory is not idle while the ring is full. Prefetches are paced by the bandwidth of
+  // memory, or what blocks send each other would wait behind them.
   __device__ __forceinline__ void wait_for_room(const Place& next) {
     uint64_t* const empty = &shared.empty[at_.stage];
     const int parity = at_.parity ^ 1;
@@ -105,10 +105,10 @@ class Producer {
       arch::prefetch_box(box.map, has_scales ? at.begin / 8 : 0, box.row, has_scales ? 0 : at.begin / 128, 0);
     ++at.stage, at.begin += kChunk;
   }
-  // Goes on to the next tile, and the next product, where a place is behind the end of one; false behind the last.
+  // Moves a place beyond the end of a tile or product on to the next one. Returns false after the last.
   __device__ __forceinline__ bool find(Place& at) const {
     while (at.step < Step::count(w)) {
-      const Step step(p, at.step, shared.streamed[0]);  // of any layer: its sizes are those of all
+      const Step step(p, at.step, shared.streamed[0]);  // of any layer: all have the same sizes
       if (at.tile < 0) at.tile = step.first_tile();
       if (at.begin >= int(row_bytes(step.sizes.cols))) at.tile += int(gridDim.x), at.begin = 0;
       if (at.tile < step.sizes.tiles) return true;
@@ -133,7 +133,7 @@ class Producer {
     at_.next(p.stages), ++copied_;
   }
 
-  // Where the next layer's matrices are.
+  // Prefetches the tensor maps of the next layer.
   __device__ __forceinline__ void prefetch_maps(int layer) const {
     if (lane != 0) return;
     const int from = (layer == 0 ? 0 : layer + 1) * kMatrices, head = int(w.count) * kMatrices;
@@ -142,7 +142,7 @@ class Producer {
     for (int i = from * kMaps; i < to * kMaps; ++i) arch::prefetch_map(maps_[i]);
   }
 
-  // Each block prefetches another line of the factors of a layer's norms into the L2: all will want them at once.
+  // Prefetches the factors of a layer's norms into the L2, each block another line: all blocks will need all at once.
   __device__ __forceinline__ void prefetch_norms(const WalkLayer& layer) const {
     if (copier != kCopiers - 2) return;
     for (int at = (int(blockIdx.x) + lane * int(gridDim.x)) * 32; at < int(w.hidden); at += 32 * 32 * int(gridDim.x)) {
@@ -151,8 +151,8 @@ class Producer {
     }
   }
 
-  // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
-  // there, and all where few blocks have some.
+  // Prefetches keys and values that this block will read into the L2, except the newest: all of them if keys are not
+  // split, and otherwise as many as have room there from all blocks.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
     if (copier < kCopiers - 2) return;
     const Part part(p, layer, keys_);
@@ -174,9 +174,9 @@ class Producer {
   const uint64_t policy;
   const arch::TensorMap* const maps_;
   const int lane = int(threadIdx.x) & 31, copier = int(threadIdx.x) / 32 % kCopiers;
-  const bool is_second = copier % 2 != 0, has_scales = copier >= 2;  // what this warp has of a tile
+  const bool is_second = copier % 2 != 0, has_scales = copier >= 2;  // which part of a tile this warp copies
   LayerOnItsWay next_;
-  Place ahead_ = {-1, 0, 0, 0};  // the next to prefetch
+  Place ahead_ = {-1, 0, 0, 0};  // the next stage to prefetch
   RingPlace at_, landing_;
   unsigned prefetched_at_ = 0;
   int copied_ = 0, in_flight_ = 0, keys_ = 0;

@@ -1,6 +1,6 @@
-// How walk.cu multiplies 16 rows of weights, and how it has the inputs for that in shared memory. Lane 4g + t has 16
-// bytes of a row in either half of a tile at a time: they are A of products on tensor cores, as rows g and g + 8. B are
-// the inputs beside them.
+// How walk.cu multiplies a tile of 16 rows of weights, and how the inputs lie in shared memory. Lane 4g + t reads 16
+// bytes of a row in each half of the tile at a time. They are the operand A of mma instructions, as rows g and g + 8;
+// the inputs of the same columns are the operand B.
 #pragma once
 
 #include "walk/parts.cuh"
@@ -10,11 +10,11 @@ namespace {
 
 __device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
-// The row of either half of a tile that lanes 4g + t have. A copy puts chunk i of a row's 16 bytes at i ^ row; of row k
-// and row k + 4, lanes t read different banks.
+// The row that lanes 4g + t have in each half of a tile. Copies swizzle: chunk i of 16 bytes of a row lies at i ^ row,
+// so that lanes t read rows k and k + 4 from different banks.
 __device__ __forceinline__ int row_of_lanes(int g) { return g % 2 * 4 + g / 2; }
 
-// What these lanes have of a stage: of both halves, 16 bytes of 64.
+// A lane's codes of a stage: in both halves, 16 of the 64 bytes that four lanes read.
 struct Codes {
   uint32_t upper[4], lower[4];
   __device__ __forceinline__ Codes(const unsigned char* stage, int block, int g, int t) {
@@ -25,20 +25,20 @@ struct Codes {
   }
 };
 
-// A product's inputs, and a lane's sums of it, in numbers of 16 bits:
+// A product in numbers of 16 bits. To keep nearly the precision of floats, B holds each input in two parts:
 //
 //     even columns of B     inputs, rounded
-//     odd columns           their residuals: what that leaves of them, rounded
+//     odd columns           their residuals: the rounded rest
 template <class Of>
 struct PairProduct {
-  // Where residuals lie behind the inputs: in other banks than the inputs that are read at the same time, by lanes t 16
-  // bytes at every 16 or, beside 8-bit weights, 32.
+  // The offset of the residuals after the inputs. It puts them in other banks than the inputs that are read at the same
+  // time: lanes t read 16 bytes at every 16, or with 8-bit weights at every 32.
   static __host__ __device__ __forceinline__ int residuals_at(int cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
-  // Of so many inputs, with residuals or without.
+  // The bytes of so many inputs, with residuals or without.
   static int64_t bytes(int cols, bool residuals) { return residuals ? residuals_at(cols) + 2 * cols : 2 * cols; }
 
-  // Puts inputs there: of each lane two neighbours, from column `first` on, and others kStep columns behind these, of
-  // which the first `here` are there.
+  // Stores inputs: of each lane two neighbours from column `first` on, and more of them at distances of kStep columns,
+  // of which the first `here` are within the row.
   template <int kStep, int kCount>
   static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, int here,
                                              const float (&x)[kCount][2]) {
@@ -52,7 +52,7 @@ struct PairProduct {
       *reinterpret_cast<uint32_t*>(to + i * kStep * 2 + residuals_at(cols)) = rest;
     }
   }
-  // Four neighbours, pairs of A already, which have no residuals.
+  // Stores four neighbours that are pairs of A already, and have no residuals.
   template <int kStep, int kCount>
   static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int, int first, int here,
                                                    const Word (&pairs)[kCount][2]) {
@@ -63,7 +63,7 @@ struct PairProduct {
     }
   }
 
-  // What a lane reads of the inputs.
+  // Where a lane reads inputs.
   struct Inputs {
     const unsigned char* at;
     __device__ __forceinline__ Inputs(const unsigned char* inputs, int cols, bool residuals, int g, int t)
@@ -71,10 +71,10 @@ struct PairProduct {
     __device__ __forceinline__ void skip(int blocks) { at += blocks * kBlock * 2; }
   };
 
-  // What a lane has of the sums of a tile's rows.
+  // A lane's part of the sums of a tile's rows.
   class Sums {
    public:
-    // Adds what a block of 64 bytes of the rows gives, of a stage.
+    // Adds the product of 64 bytes of each row of a stage.
     __device__ __forceinline__ void add(const unsigned char* stage, int block, const Inputs& x, int g, int t) {
       const Codes codes(stage, block, g, t);
       uint32_t b[kEach / 2];
@@ -93,7 +93,7 @@ struct PairProduct {
       }
     }
 
-    // Of the row in the upper half, or the lower one, in all lanes t.
+    // The sum of the row in the upper or the lower half, in all lanes t.
     __device__ __forceinline__ float row(bool lower, bool residuals) const {
       const int i = lower ? 2 : 0;
       const float sum = sums_[0][i] + sums_[1][i];
@@ -101,7 +101,7 @@ struct PairProduct {
     }
 
    private:
-    // Pairs of A: those of a word of codes, or two words that are such pairs already.
+    // Pairs of A: decoded from a word of codes, or two words that are such pairs already.
     static constexpr int kWords = kBits == 16 ? 2 : 1;
     static __device__ __forceinline__ void decode(uint32_t (&pairs)[2], const uint32_t* words) {
       if constexpr (kBits == 16)
@@ -114,28 +114,28 @@ struct PairProduct {
   };
 };
 
-// The same for 4-bit weights, in integers, so that nothing has to be decoded: inputs of 16 bits, as two digits of 8
-// bits, with a factor for kTogether columns or twice as many. A lane's 16 bytes are one group of weights, which has a
-// scale of its own. So each lane has a column of the sums to itself:
+// The same for 4-bit weights, in integers, so that codes need no decoding. Inputs become integers of 16 bits, as two
+// digits of 8 bits, with a factor for kTogether columns or twice as many. A lane's 16 bytes are one group of weights
+// with a scale of its own, so each lane needs a column of the sums to itself:
 //
-//     column t of B         the upper digits beside lane t, zeros elsewhere
-//     column 4 + t          the lower ones
+//     column t of B         the upper digits of lane t's columns, zeros elsewhere
+//     column 4 + t          the lower digits
 struct IntegerProduct {
   static constexpr int kTogether = 64;
 
   static __host__ __device__ __forceinline__ int factors_at(int cols) { return 2 * cols; }
   static int64_t bytes(int cols, bool) { return factors_at(cols) + cols / kTogether * 4; }
 
-  // Where the upper digits of 8 columns are: those that lanes t read at the same time lie side by side, then the lower
-  // ones. A word of codes has columns 0, 4, 1, 5 in the lower halves of its bytes, and 2, 6, 3, 7 in the upper ones, so
-  // digits are in this order.
+  // The offset of the upper digits of 8 columns. The digits that lanes t read at the same time lie side by side; the
+  // lower ones follow after kLowerAt bytes. A word of codes has columns 0, 4, 1, 5 in the lower halves of its bytes and
+  // 2, 6, 3, 7 in the upper ones, and digits have the same order.
   static constexpr int kLowerAt = 64;
   static __device__ __forceinline__ int at_column(unsigned column) {
     return column / 128 * 256 + column / 16 % 2 * 128 + column / 32 % 4 * 16 + column / 8 % 2 * 8;
   }
-  // Digits of two columns: the upper ones of both, and the lower ones. Those of four, 0, 4, 1, 5 or 2, 6, 3, 7.
+  // digits: of two columns, both upper and then both lower ones. upper, lower: of columns 0, 4, 1, 5 or 2, 6, 3, 7.
   static __device__ __forceinline__ uint32_t digits(float x, float y, float factor) {
-    // Rounded, as the lowest bits of a float, with 128 more, so that digits are -128 to 127.
+    // Adding 3 * 2^22 rounds to an integer in the lowest bits of the float; 128 more makes digits from -128 to 127.
     const uint32_t even = __float_as_uint(fmaf(x, factor, 12582912.f + 128)),
                    odd = __float_as_uint(fmaf(y, factor, 12582912.f + 128));
     return __byte_perm(even, odd, 0x4051) ^ 0x80800000u;
@@ -147,8 +147,8 @@ struct IntegerProduct {
     return __byte_perm(early, late, 0x7362);
   }
 
-  // Two or four neighbours of a lane: all lanes of a warp have one factor. A lane and the one with the columns 4
-  // further put their digits together.
+  // Stores two or four neighbours of a lane. All lanes of a warp share a factor. A lane and the one whose columns are 4
+  // further combine their digits.
   template <int kStep, int kCount, int kColumns>
   static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, int here,
                                              const float (&x)[kCount][kColumns]) {
@@ -200,7 +200,7 @@ struct IntegerProduct {
   struct Inputs {
     const unsigned char* at;
     const float* factors;
-    bool mine;  // else zeros
+    bool mine;  // whether this lane has digits in B, and not zeros
     __device__ __forceinline__ Inputs(const unsigned char* inputs, int cols, bool, int g, int t)
         : at(inputs + t * 16 + g / 4 * kLowerAt),
           factors(reinterpret_cast<const float*>(inputs + factors_at(cols)) + t % 2),
@@ -248,7 +248,7 @@ struct IntegerProduct {
     }
 
    private:
-    // Of the upper halves of bytes, which are codes that have 8 more than their values: 16 times the values.
+    // 16 times the values of the codes in the upper halves of bytes; a code is its value plus 8.
     static __device__ __forceinline__ uint32_t signed_codes(uint32_t word) {
       return arch::mask_xor<0xf0f0f0f0u, 0x80808080u>(word);
     }

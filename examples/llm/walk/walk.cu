@@ -1,28 +1,31 @@
-// A step of one text in one launch: all layers of a model and its head, by blocks that stay.
+// A step of one text in one launch: a persistent, warp-specialized kernel for all layers of a model and its head.
 //
-//   block, one on each multiprocessor:
-//     a producer, of four warps    has the block's rows of all products copied into a ring, one product after the other
-//     eight consumer warps         multiply what is in the ring, and make the results
+//   each block, one on each multiprocessor:
+//     a producer of four warps     copies the block's rows of all products into a ring, one product after the other
+//     eight consumer warps         multiply what is in the ring, and write the results
 //
 //   products           | qkv  |           | output | up        | down  | qkv ...
 //   producer           =================================================== as far ahead as the ring has room
 //   consumer warps     --n====---a-----.--====.----n==========.--=====.--n===
-//                        n: the row is normalized   a: attention   .: until all blocks have made their results
+//                        n: normalize the row   a: attention   .: wait for the results of all blocks
 //
-// A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
-// product waits for the one ahead. Here it is not idle: where consumers wait, the producer goes on with the weights of
-// the next products, up to 190 KB on each multiprocessor, and, but for 4-bit weights, prefetches those behind them into
-// the L2.
+// The time of a token is the time in which its weights come from memory, plus the time in which memory is idle because
+// a product waits for the one before. Here memory is not idle: while consumers wait, the producer goes on with the
+// weights of the next products, up to 190 KB on each multiprocessor, and, except for 4-bit weights, prefetches those
+// after them into the L2.
 //
-// A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has the tiles
-// with numbers b, b + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the
-// other end. A stage of the ring is kChunk bytes of each row of a tile. product.cuh has how these are multiplied.
+// A tile is twice eight neighbouring rows of a product, of one matrix or of two. Block b has the tiles b, b + blocks,
+// b + 2 blocks ... of a product; in the first product of a layer, blocks are counted from the other end. A stage of the
+// ring holds kChunk bytes of each row of a tile. product.cuh says how stages are multiplied.
 //
-// A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
-// reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
-// block is further than a product ahead of those that still read: what makes a result anew has waited for results of
-// all that read it. The launch needs all of its blocks at once: as many as there are multiprocessors, and nothing else
-// on them that does not end by itself.
+// Blocks exchange results without a barrier. A result is a 64-bit word in global memory; one half of it is a tag that
+// says which product of which launch has made it, and a reader polls a word until it has the right tag. That is one way
+// through the L2 and back, where a barrier would be three. A word is not overwritten too early: no block is more than a
+// product ahead of those that still read, because a block that makes a new result has waited for results of all blocks
+// that read the old one.
+//
+// The launch needs all of its blocks, as many as there are multiprocessors, to run at once. Nothing may run beside it
+// that does not end by itself.
 #include <cuda_runtime.h>
 
 #include <vector>
@@ -35,7 +38,7 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // of 32 columns, in a head
+template <int kChunks>  // a head has so many chunks of 32 columns
 struct Worker : AttendingThread<kChunks> {
   using Base = AttendingThread<kChunks>;
   using Base::p, Base::w, Base::shared, Base::room, Base::inputs, Base::tag, Base::keys, Base::newest;
@@ -45,8 +48,8 @@ struct Worker : AttendingThread<kChunks> {
   const unsigned char* const ring;
   RingPlace at;
   int buffer = 0;
-  float factor = 1;  // of a product's sums
-  // Two values of the residual stream: of the rows of output and down products that this thread makes, in all layers.
+  float factor = 1;  // the norm's, applied to the sums of a product
+  // Two values of the residual stream. In all layers this thread makes the same rows of the output and down products.
   float2 own = {0, 0};
 
   __device__ __forceinline__ Worker(const Params& params, Shared& s, const unsigned char* stages, unsigned char* in)
@@ -54,7 +57,7 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- products ----------------------------------------------------------------------------------------------------
 
-  // Adds what a stage holds of a tile to its sums: of each row 64 bytes at a time for a warp.
+  // Adds a stage's part of a tile to its sums. A warp takes 64 bytes of each row at a time.
   __device__ __forceinline__ void multiply(Product::Sums& sums, const unsigned char* stage, int bytes,
                                            const Product::Inputs& x) const {
     if (bytes == kChunk) {
@@ -66,13 +69,13 @@ struct Worker : AttendingThread<kChunks> {
     }
   }
 
-  // What of the next results a thread makes, and what it needs for them.
+  // Which two of the next results a thread makes, and what it needs for them.
   struct Made {
     bool any;
     TileRows rows;
     float bias[2], scale[2];
   };
-  // Of kSlots tiles from `tile` on: two results for each of the first threads.
+  // For kSlots tiles from `tile` on, of which each of the first threads makes two results.
   __device__ __forceinline__ Made made_of(const Step& step, int tile) const {
     const int of_thread = tile + tid / kHalf * int(gridDim.x);
     Made made = {tid < kHalf * kSlots && of_thread < step.sizes.tiles, {}, {0, 0}, {1, 1}};
@@ -80,7 +83,7 @@ struct Worker : AttendingThread<kChunks> {
     return made;
   }
 
-  // The product of a step, with the inputs in shared memory, of which the thread has `made` the first results.
+  // The product of a step, whose inputs are in shared memory. made: what the thread needs for its first results.
   __device__ __forceinline__ void product(const Step& step, Made made) {
     begin_part();
     const int tiles = step.sizes.tiles, bytes = int(row_bytes(step.sizes.cols));
@@ -121,14 +124,14 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
-  // Of kCount columns that a thread has kStep apart from `first` on, how many are there.
+  // How many of a thread's kCount columns, kStep apart from `first` on, are within the row.
   template <int kCount, int kStep>
   static __device__ __forceinline__ int count_of(int first, int cols) {
     return min(kCount, int(unsigned(max(cols - first, 0) + kStep - 1) / kStep));
   }
 
-  // Columns that are kStep apart for a thread, eight of them at a time: some(how many, the first of the block's). The
-  // last four or fewer are four: what is not there takes time, too.
+  // Calls some(count, the block's first column) for a thread's columns, which are kStep apart: eight at a time, and
+  // four for the last four or fewer, because columns beyond the row take time, too.
   template <int kStep, class Some>
   static __device__ __forceinline__ void in_rounds(int cols, const Some& some) {
 #pragma unroll 1
@@ -140,7 +143,7 @@ struct Worker : AttendingThread<kChunks> {
     }
   }
 
-  // x * gamma; the factor of the norm is applied to the results.
+  // Writes x * gamma to the inputs. The factor of the norm is applied to the results instead.
   // embedded: x is the token's embedding.
   __device__ __forceinline__ void normalize(bool embedded, const float* gamma) {
     begin_part();
@@ -159,7 +162,7 @@ struct Worker : AttendingThread<kChunks> {
     for (int i = 0; i < kWarps; ++i) squares += shared.parts[i];
     factor = rsqrtf(__fdividef(squares, float(cols)) + w.eps) / kShrink;
   }
-  // kCount times two columns from `first` on; the sum of their squares.
+  // The same for kCount times two columns from `first` on; returns the sum of their squares.
   template <int kCount>
   __device__ __forceinline__ float normalize_some(bool embedded, const float* gamma, int cols, int first) {
     constexpr int kStep = 2 * kThreads;
@@ -233,7 +236,7 @@ struct Worker : AttendingThread<kChunks> {
       return 1.f;
   }
 
-  // Biases and scales of two results: read before the results are made.
+  // Reads the biases and scales of two results before the results are made.
   __device__ __forceinline__ void prepare(const Step& step, Made& made) const {
     const int a = made.rows.first + tid % kHalf, b = made.rows.second + tid % kHalf;
     if (step.kind == Kind::qkv) {
@@ -274,18 +277,18 @@ struct Worker : AttendingThread<kChunks> {
     }
   }
 
-  // Queries, keys and values, turned by the angles of the token's place, unless their heads are normalized before that.
+  // Queries, keys and values, rotated by the angles of the token's position, unless heads are normalized first.
   __device__ __forceinline__ void put_qkv(const WalkLayer& layer, const TileRows& rows, float a, float b) const {
     const int nq = int(w.shape.heads * w.shape.dim), nk = int(w.shape.kv_heads * w.shape.dim);
     const int which = rows.of_first, first = rows.first + tid % kHalf, second = rows.second + tid % kHalf;
-    const bool raw = w.head_norms && which != kValues;  // attention goes on with these
+    const bool raw = w.head_norms && which != kValues;  // attention normalizes and rotates these
     if (rows.angle >= 0 && !raw) {
       const int angle = rows.angle + tid % kHalf;
       const float c = shared.cosines[layer.rope][angle], s = shared.sines[layer.rope][angle];
       const float turned = a * c - b * s;
       b = b * c + a * s, a = turned;
     }
-    if (which != kQueries && !raw) {  // as the cache has it
+    if (which != kQueries && !raw) {  // rounded as in the cache
       const A key[2] = {k::convert<A>(a), k::convert<A>(b)};
       A* const to = static_cast<A*>(which == kKeys ? layer.keys : layer.values) + int64_t(slot_of(p, newest)) * nk;
       to[first] = key[0], to[second] = key[1];
@@ -337,7 +340,7 @@ struct Worker : AttendingThread<kChunks> {
         if (part.is_there()) this->attend(layer, part);
         ++tag;
       }
-      const Made made = made_of(step, step.first_tile());  // while other blocks' results are on their way
+      const Made made = made_of(step, step.first_tile());  // while the results of other blocks are on their way
       if (step.first_tile() < step.sizes.tiles) {
         if (step.normed())
           normalize(i == 0, step.kind == Kind::qkv  ? layer.attention_norm
@@ -348,7 +351,7 @@ struct Worker : AttendingThread<kChunks> {
       }
       product(step, made);
     }
-    // The next launch counts on from here, when all blocks have read where this one began.
+    // When all blocks have read the number of launches, it is raised, so that the next launch has other tags.
     if (blockIdx.x == 0 && tid == 0) {
       while (arch::load_acquired(room.begun) != (launches + 1) * gridDim.x) {
       }
@@ -357,12 +360,12 @@ struct Worker : AttendingThread<kChunks> {
   }
 };
 
-// Registers are for the consumers: the producer gives back what it can.
+// The producer gives registers back, which the consumers take.
 constexpr int kProducers = 32 * kCopiers;
 
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];  // as there is no other
+  extern __shared__ __align__(1024) unsigned char memory[];  // aligned as declared, as it is the only shared memory
   unsigned char* const ring = memory;
   unsigned char* const inputs = ring + p.stages * kStage;
   Shared& shared = *reinterpret_cast<Shared*>(inputs + p.inputs);
@@ -388,12 +391,12 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
 
 struct Machine {
   int blocks = 0, shared = 0, capability = 0;
-  double bytes_per_cycle = 0;  // of memory, as its data sheet says
+  double bytes_per_cycle = 0;  // of memory, by its data sheet
   Machine() {
     const k::Exec here;
     cudaFuncAttributes image;
     if (!here.status() || cudaFuncGetAttributes(&image, walk_layers<2>) != cudaSuccess) return;
-    if (image.ptxVersion < 90) return;  // compiled for something else, on which there are no such copies
+    if (image.ptxVersion < 90) return;  // compiled for an architecture without TMA copies
     const k::DeviceInfo& device = here.device();
     blocks = device.sm_count, shared = device.shared_per_block, capability = device.capability;
     int kilohertz = 0;
@@ -406,7 +409,7 @@ const Machine& machine() {
   return one;
 }
 
-// Heads of queries that share keys, in sets of up to kShared, of which a block has one.
+// The number of sets, of up to kShared, into which query heads with the same keys are cut. A block has one set.
 int64_t sets_that_share(const Walk& w) { return (w.shape.heads / w.shape.kv_heads + kShared - 1) / kShared; }
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
@@ -437,7 +440,7 @@ size_t walk_bytes(const Walk& w) {
   return fits ? Room(w, nullptr, machine().blocks).bytes : 0;
 }
 
-// Where the rows of a matrix are: kHalf rows of kChunk bytes are a box.
+// Makes the tensor maps of a matrix: a box is kHalf rows of kChunk bytes.
 bool map_rows(const Matrix& m, arch::TensorMap* maps) {
   const int64_t bytes = row_bytes(m.cols);
   const k::Exec ex(cudaStream_t(nullptr));
@@ -491,7 +494,7 @@ Sizes sizes_of(int64_t rows, int64_t cols) {
 
 const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const Cache& cache) {
   const double stages = double(machine().blocks) * kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
-  // Where a driver does not tell how fast memory is, nothing is prefetched.
+  // If the driver does not say how fast memory is, nothing is prefetched.
   const unsigned pace = machine().bytes_per_cycle > 0 ? unsigned(stages / machine().bytes_per_cycle) : 0xffffffffu;
   const int64_t queries = w.shape.heads * w.shape.dim, keys = w.shape.kv_heads * w.shape.dim;
   const int64_t sets = w.shape.kv_heads * sets_that_share(w);
