@@ -26,12 +26,12 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
                 ": it stays as it was; /reset begins a new one, --context makes room, and --sinks forgets the oldest");
   Answer out;
   if (!session_.config.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
-    const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last one is read for what it foresees
+    const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last token is always read, for its logits
     out.kept = std::mismatch(ids.begin(), ids.begin() + int64_t(most), cached_.begin()).first - ids.begin();
   }
-  // A ring that has gone around has no longer what came before its end.
+  // A ring that has wrapped around cannot go back to an earlier place in the text, whose keys are gone.
   if (ring && int64_t(cached_.size()) > context && size_t(out.kept) < cached_.size()) out.kept = 0;
-  cached_.clear();  // until it is known what the cache has then
+  cached_.clear();  // unknown until the answer is there
   out.text = session_.generate({ids}, print, out.times, out.kept)[0];
   cached_.assign(out.text.ids.begin(), out.text.ids.begin() + out.text.read);
   messages = all;
@@ -44,7 +44,8 @@ void Chat::reset() { messages.resize(!messages.empty() && messages[0].role == "s
 void Chat::save(const std::string& file) const {
   Json out = Json::array();
   for (const Message& message : messages) out.push_back({{"role", message.role}, {"content", message.content}});
-  // To a file beside it, so that the old one stays as it is if this fails; what is no file, a pipe say, is written to.
+  // Written to a file beside it and renamed, so that a failure leaves the old one as it is. Pipes and devices are
+  // written directly.
   namespace fs = std::filesystem;
   std::error_code none;
   const fs::path real = fs::canonical(file, none), at = none ? fs::path(file) : real;
@@ -82,7 +83,7 @@ constexpr const char* kHelp =
     "A line that ends with \\ goes on in the next one; one that begins with // is a message that begins with /.\n"
     "Ctrl-C ends an answer, and where there is none the program.";
 
-// A message or a command; false at the end of the input.
+// Reads a message or a command. False at the end of the input.
 bool read_line(std::istream& in, std::string& text) {
   text.clear();
   for (std::string line; std::getline(in, line);) {
@@ -117,7 +118,7 @@ void print_counts(const Chat::Answer& answer, const Session& session) {
     settings.say("(the context of ", context, " tokens is full)");
 }
 
-// A line that begins with /; false if it ends the conversation.
+// Obeys a line that begins with /. False if it ends the conversation.
 bool obey(Chat& chat, const std::string& line) {
   const size_t space = line.find(' ');
   const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);

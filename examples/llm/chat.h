@@ -1,5 +1,5 @@
-// Talking with a model: its template makes a text of the messages, and what the cache has of that text already is not
-// read again.
+// Conversations: the model's template renders the messages to a text, of which the beginning that the cache already has
+// is not read again.
 #pragma once
 
 #include <cstdio>
@@ -16,12 +16,11 @@ class Chat {
   struct Answer {
     Session::Text text;
     Session::Times times;
-    int64_t kept = 0;  // tokens of the conversation that the cache had
+    int64_t kept = 0;  // tokens of the conversation that were in the cache
   };
-  // Puts a message and the answer to it behind the others. Where there is no room for it the messages are left as they
-  // were.
+  // Appends a message and the answer to it. If there is no room for it, the messages stay as they were.
   Answer say(const std::string& message, const Session::Print& print = {});
-  void reset();  // of the messages only one of the system stays
+  void reset();  // removes all messages except one of the system at the beginning
   void save(const std::string& file) const;
   void load(const std::string& file);
 
@@ -35,7 +34,7 @@ class Chat {
 struct ChatOptions {
   std::string system, load;
 };
-// Messages from `in`, one to a line, to answers in `out`; lines that begin with / are for the program.
+// Reads messages from `in`, one in each line, and writes answers to `out`. Lines that begin with / are commands.
 int chat(const Settings& settings, const ChatOptions& options, std::istream& in, std::FILE* out);
 
 }  // namespace llm

@@ -22,7 +22,7 @@ void say_speed(const Session& session, const Session::Times& t) {
                        session.device->name(), "; seed ", session.seed, ")");
 }
 
-// What is printed: a line of text.
+// Prints a line to stdout.
 template <class... Parts>
 void print(const Parts&... parts) {
   put(stdout, concat(parts...) + "\n");
@@ -36,7 +36,7 @@ int generate(const Settings& settings, const Prompts& given) {
   session.load(int64_t(prompts.size()));
   std::vector<Tokenizer::Ids> ids;
   for (const std::string& prompt : prompts) ids.push_back(session.tokenizer->encode(prompt));
-  // Of a text that begins with the token that begins texts, one is enough.
+  // A prompt that begins with BOS itself does not get a second one.
   const Tokenizer::Ids& begin = session.tokenizer->before();
   for (Tokenizer::Ids& text : ids) {
     if (begin.size() == 1 && text.size() > 1 && text[0] == begin[0] && text[1] == begin[0]) text.erase(text.begin());
@@ -46,7 +46,7 @@ int generate(const Settings& settings, const Prompts& given) {
   Session::Times times;
   const bool stream = !settings.json && prompts.size() == 1;
   const auto echo = [&](size_t i) { return settings.echo ? valid_utf8(prompts[i]) : std::string(); };
-  // Printed together with what follows it where the line may be needed to show how much of it is read.
+  // If the line may be needed to show progress, the prompt is printed with the first text after it.
   std::string prompt = stream ? echo(0) : "";
   if (!ProgressLine::can_show(settings)) {
     put(stdout, prompt);
@@ -92,7 +92,7 @@ int generate(const Settings& settings, const Prompts& given) {
 
 namespace {
 
-// How positions are rotated, and what makes layers differ from each other: what a file's fields have been taken for.
+// How the fields of the file were understood: rotation, windows and experts.
 std::string described(const RopeConfig& rope) {
   std::string out = concat(rope.type, ", theta ", rope.theta);
   if (rope.type != "default") out += concat(", factor ", rope.factor);
@@ -175,14 +175,14 @@ int info(const Settings& settings, int64_t texts) {
 
 namespace {
 
-// Part of a text that is read at once, and the first of its tokens that is scored.
+// A part of a text that is read at once, and the first of its tokens that is scored.
 struct Window {
   int64_t begin, end, first;
 };
 
-// Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has
-// not scored count. halves: as llama.cpp's program has them: what is left behind the last whole one does not count, and
-// neither does the first half of each.
+// Windows of `context` tokens, each `stride` tokens after the one before. A window scores only tokens that the one
+// before has not scored. halves: as in llama.cpp, windows score their second half, and a window that is not whole does
+// not count.
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride, bool halves) {
   std::vector<Window> out;
   for (int64_t begin = 0, end = 1; halves ? begin + context <= tokens : end < tokens; begin += stride) {
@@ -198,7 +198,7 @@ std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride, 
 int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves) {
   Session session(settings);
   session.load(1);
-  // What looks like a special token in a file is text, as it is for llama.cpp.
+  // What looks like a special token in the file is plain text, as for llama.cpp.
   const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text), true, false);
   const Tokenizer::Ids& begin_ids = session.tokenizer->before();
   const int64_t n = int64_t(ids.size()), context = session.model->context();
@@ -266,12 +266,12 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
 
 namespace {
 
-// Memory that is read at once, GB/s: the best of a few reads of 256 MB, or on a GPU of 2 GB.
+// The bandwidth of memory in GB/s: the best of six reads of 256 MB, or on a GPU of 2 GB.
 double read_bandwidth(Device& device) {
   const size_t bytes = device.is_host() ? size_t(256) << 20 : size_t(2) << 30;
   const Buffer<char> from(device, int64_t(bytes), "a measurement");
   const Buffer<uint32_t> out(device, 1, "a measurement");
-  if (device.is_host()) std::memset(from, 1, bytes);  // pages that nobody has written are all the same one
+  if (device.is_host()) std::memset(from, 1, bytes);  // pages that were never written all map to the same zero page
   double best = 0;
   for (int i = 0; i < 6; ++i) {
     device.synchronize();
@@ -283,7 +283,7 @@ double read_bandwidth(Device& device) {
   return best;
 }
 
-// Times what a model does with random tokens.
+// Measures a model with random tokens.
 class Bench {
  public:
   Bench(Session& session, int64_t texts)
@@ -305,7 +305,7 @@ class Bench {
             {"weight_bytes", model_.weight_bytes()}};
   }
 
-  // The median of three prompts behind a first one.
+  // A prompt: the median of three, after one that warms up.
   Json prompt(int64_t tokens) {
     const auto ids = random_ids(tokens);
     std::vector<double> seconds;
@@ -319,7 +319,7 @@ class Bench {
     return {{"tokens", tokens}, {"tokens_per_s", double(tokens) / each}, {"tflops", flops / 1e12}};
   }
 
-  // So many steps behind a context.
+  // So many steps after a context.
   Json decode(int64_t context, int64_t steps) {
     const int64_t known = std::max<int64_t>(1, context);
     const double each = step_seconds(read_contexts(known), steps);
@@ -347,7 +347,7 @@ class Bench {
     return ids;
   }
 
-  // Returns how long each text is then, with its first token behind the context.
+  // Reads a context for each text. Returns how long each text is then, including the first token after the context.
   int64_t read_contexts(int64_t tokens) {
     const auto ids = random_ids(tokens);
     for (int64_t i = 0; i < texts_; ++i) {
@@ -358,7 +358,7 @@ class Bench {
     return tokens + 1;
   }
 
-  // The median of parts, so that a disturbance does not count.
+  // The median of several parts, so that a disturbance does not count.
   double step_seconds(int64_t length, int64_t steps) {
     for (int i = 0; i < 8; ++i) model_.step(length++);
     std::vector<double> seconds;
@@ -376,13 +376,13 @@ class Bench {
   Model& model_;
   Device& device_;
   int64_t count_;
-  Choice how_;  // the most likely token, unless an option says otherwise
+  Choice how_;  // the most likely token, unless a sampling option is given
   int64_t texts_;
   double bandwidth_;
 };
 
-// Tokens per second of a run with --json, of the prompt of so many tokens and of each context, all of which it must
-// have; and it must be of the same device, model, types and number of texts as `now`.
+// The tokens/s of a run with --json, for the prompt of so many tokens and for each context. Throws if the run lacks
+// one, or if it does not have the same device, size of weights, types and number of texts as `now`.
 std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_t prompt,
                                         const std::vector<int64_t>& contexts) {
   const auto member = [](const Json& of, const char* name) {
@@ -413,8 +413,8 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
 
 }  // namespace
 
-// As many random tokens as the context says are read, then so many steps are made. With 1 if anything is slower than
-// before by more than a twentieth.
+// For each context: reads so many random tokens, then times steps. Returns 1 if anything is slower than before by more
+// than 5 %.
 int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
           const std::optional<Json>& before) {
   Settings settings = given;
@@ -464,7 +464,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   return slower ? 1 : 0;
 }
 
-// A number somewhere in a long text, which the model is asked for at the end.
+// Hides a number in a long text, and asks the model for it at the end.
 int passkey(const Settings& given, int64_t length, double depth) {
   if (!(depth >= 0 && depth <= 1)) throw Error("--depth is not between 0 and 1");
   Settings settings = given;

@@ -11,7 +11,7 @@
 namespace llm {
 namespace {
 
-// A number that must be there.
+// A required number.
 double stated(const Fields& fields, const char* name, double low) {
   return fields.at(name), fields.number(name, low, 1e6, 1);
 }
@@ -36,7 +36,7 @@ void read_yarn(RopeConfig& rope, const Fields& fields, const Config& config) {
       float(fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
 }
 
-// outer: where Phi-3 has the positions that it was trained for at first.
+// outer: the model's fields, where Phi-3 has the number of positions before scaling.
 void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config, const Fields& outer) {
   rope.short_factors = fields.numbers("short_factor");
   rope.long_factors = fields.numbers("long_factor");
@@ -55,7 +55,8 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   rope.amplitude = float(fields.number("attention_factor", 0, 1e3, amplitude));
 }
 
-// rope_scaling (with rope_type or type) of transformers 4, rope_parameters with rope_theta in it of transformers 5.
+// json: rope_scaling of transformers 4 (with rope_type or type), or rope_parameters of transformers 5 (with
+// rope_theta).
 RopeConfig read_rope(const Json* json, double theta, const Config& config, const Fields& outer) {
   RopeConfig rope;
   rope.theta = theta;
@@ -67,7 +68,7 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   if (rope.type == "none") rope.type = "default";
   if (rope.type == "su" || (rope.type == "yarn" && config.architecture == "phi3")) rope.type = "longrope";
   rope.theta = fields.number("rope_theta", 1e-3, 1e12, theta);
-  // Read by name beside the model's own, which must say the same.
+  // Must agree with the model's own partial_rotary_factor.
   if (const double part = fields.number("partial_rotary_factor", 0, 1, -1);
       part >= 0 && int(config.head_dim * part) != config.rotary_dim)
     fields.refuse("partial_rotary_factor", "not what the model says");
@@ -83,7 +84,7 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   } else if (rope.type != "default") {
     fields.refuse("rope_type", "the type " + shown(rope.type) + " is not supported");
   }
-  // Scaling that is stated and not applied shows late, and only in long texts.
+  // A scaling that is stated but not applied would show late, and only in long texts.
   for (const std::string& name : fields.unread()) fields.refuse(shown(name), "not known for the type " + rope.type);
   return rope;
 }
@@ -100,12 +101,12 @@ namespace {
 
 enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
 enum class Slides { none, all, some };  // which layers may have a window
-// An architecture, and what it means where fields are missing, as the classes of transformers have it.
+// An architecture, and its values of missing fields, as in the classes of transformers.
 struct Family {
   const char* type;
   int64_t positions, window;
   Slides slides;
-  int64_t head_dim = 0, experts = 0, experts_per_token = 0;  // head_dim: 0: the columns of all heads are hidden_size
+  int64_t head_dim = 0, experts = 0, experts_per_token = 0;  // head_dim: 0: hidden_size / heads
   double eps = 1e-6, theta = 1e4;
 };
 constexpr Family families[kinds] = {
@@ -123,13 +124,13 @@ constexpr Family families[kinds] = {
     {"gpt2", 1024, 0, Slides::none, 0, 0, 0, 1e-5},
 };
 
-// Reads a configuration, one subject after the other.
+// Reads config.json, one subject after the other.
 struct ConfigReader {
   static constexpr int64_t large = 1 << 24;
   const Json& json;
   const Fields outer{json, "config.json"};
   const std::string type = outer.text("model_type", "");
-  // Gemma 3 with eyes keeps the text model's fields apart.
+  // Gemma 3 models that read images have the text model's fields in text_config.
   const Json* const inside = type == "gemma3" ? outer.find("text_config") : nullptr;
   const Fields fields{inside != nullptr ? *inside : json, "config.json"};
   const Kind kind = kind_of(type);
@@ -173,7 +174,7 @@ struct ConfigReader {
   }
 
   void sizes() {
-    const auto size = [&](const char* name, int64_t most, int64_t otherwise) {  // 0: it must be there
+    const auto size = [&](const char* name, int64_t most, int64_t otherwise) {  // otherwise: 0: required
       return otherwise > 0 ? fields.integer(name, 1, most, otherwise) : fields.integer(name, 1, most);
     };
     c.vocabulary = size("vocab_size", large, kind == gemma3 ? 262208 : 0);
@@ -196,7 +197,7 @@ struct ConfigReader {
     }
   }
 
-  // Gemma's first files say gelu and mean the one with tanh.
+  // The first files of Gemma say gelu and mean the one with tanh.
   void activation() {
     const char* const field = is_gpt2 ? "activation_function" : newer ? "hidden_activation" : "hidden_act";
     const std::string name = fields.text(field, is_gpt2 ? "gelu_new" : is_gemma ? "gelu_pytorch_tanh" : "silu");
@@ -255,7 +256,7 @@ struct ConfigReader {
       c.layers[size_t(i)].experts = std::count(dense.begin(), dense.end(), i) == 0 && (i + 1) % step == 0;
   }
 
-  // A window that is null is none. Where all layers are alike, layer_types must not say something else.
+  // sliding_window: null means no window. If all layers of an architecture are alike, layer_types must agree.
   void windows() {
     const Slides which = family.slides;
     const Json* const types = fields.find("layer_types");
@@ -310,7 +311,7 @@ struct ConfigReader {
     } else {
       c.ropes = {scaled_rope(parameters, theta)};
     }
-    // Phi-3 says here from which length on the other factors count; elsewhere it stands with the scaling.
+    // Phi-3 says here from which length on the long factors apply; other models say it in the scaling.
     const int64_t original = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
     const auto known = [&](const RopeConfig& rope) { return double(original) == rope.original; };
     if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
@@ -318,8 +319,8 @@ struct ConfigReader {
                     concat(original, " is not what the rotation says; it belongs to rope_scaling"));
   }
 
-  // A rope_scaling that says something goes before rope_parameters, as in transformers, and has the theta of these
-  // unless it has its own.
+  // As in transformers, a rope_scaling that is not empty goes before rope_parameters, and takes their theta unless it
+  // has its own.
   RopeConfig scaled_rope(const Json* parameters, double theta) const {
     const RopeConfig rope = read_rope(parameters, theta, c, fields);
     const Json* const scaling = fields.find("rope_scaling");
@@ -333,7 +334,7 @@ struct ConfigReader {
     return scaled;
   }
 
-  // What does not change the computation.
+  // Fields that do not change the computation.
   void others() {
     for (const Fields* all : {&fields, &outer})
       all->ignore(
@@ -350,7 +351,7 @@ struct ConfigReader {
     fields.must_be("rope_interleaved", false);
   }
 
-  // Fields that change the computation of some architecture, each with the value that does not change that of this one.
+  // Fields that change the computation of some architecture, each with the value that changes nothing in this one.
   std::map<std::string, Json> neutral() const {
     return {{"alibi", false},
             {"attention_multiplier", nullptr},

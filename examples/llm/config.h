@@ -1,6 +1,5 @@
-// What a model computes: config.json in one form for all architectures. What its fields say decides; the name of the
-// architecture (model_type) says which fields there are, what is meant where one is missing, and how the tensors are
-// called.
+// What a model computes: config.json in one form for all architectures. The fields decide. The name of the architecture
+// (model_type) only says which fields there are, what a missing one means, and how tensors are called.
 #pragma once
 
 #include <algorithm>
@@ -16,24 +15,23 @@ class Fields;
 
 struct RopeConfig {
   std::string type = "default";                    // default, linear, dynamic, llama3, yarn, longrope
-  double theta = 10000, factor = 1, original = 0;  // original: positions that the model was trained for at first
+  double theta = 10000, factor = 1, original = 0;  // original: positions that the model was trained for before scaling
   double low = 1, high = 4;                        // llama3
   double fast = 32, slow = 1;                      // yarn
   bool truncate = true;
   float amplitude = 1;                              // of sines and cosines
   std::vector<double> short_factors, long_factors;  // longrope
-  int64_t positions = 0;                            // dynamic: beyond so many the base grows
+  int64_t positions = 0;                            // dynamic: for longer texts the base grows
 
-  // rotary_dim / 2 of them, for sequences of so many tokens.
+  // rotary_dim / 2 frequencies, for texts of so many tokens.
   std::vector<float> frequencies(int rotary_dim, int64_t length) const;
-  // Whether they change on the way from one length to the other: then what longrope has made of keys before is no
-  // longer right.
+  // Whether keys that were rotated for texts of `from` tokens are wrong in a text of `to` tokens (longrope).
   bool differs(int64_t from, int64_t to) const;
 };
 
 struct LayerConfig {
-  int64_t window = 0;  // keys that a query sees, itself included; 0: all
-  int rope = 0;        // which of Config::ropes
+  int64_t window = 0;  // keys that a query sees, its own included; 0: all
+  int rope = 0;        // index in Config::ropes
   bool experts = false;
 };
 
@@ -50,24 +48,24 @@ struct Config {
   std::vector<LayerConfig> layers;
   std::vector<RopeConfig> ropes;
   std::vector<int64_t> eos;
-  std::vector<std::string> unread;  // fields that nothing here knows
+  std::vector<std::string> unread;  // fields that are not known here
 
   Heads shape() const { return {heads, kv_heads, head_dim}; }
-  // Whether angles depend on the length of the text: then steps cannot be asked for ahead.
+  // Whether angles depend on the length of the text. Then steps cannot be queued ahead.
   bool lengths_matter() const {
     return std::any_of(ropes.begin(), ropes.end(),
                        [](const RopeConfig& rope) { return rope.type == "dynamic" || rope.type == "longrope"; });
   }
-  // Whether keys that were made for texts of `from` tokens are wrong in one of `to`: then all has to be read anew.
+  // Whether keys of a text of `from` tokens are wrong when it has `to` tokens. Then all of it has to be read again.
   bool stale(int64_t from, int64_t to) const {
     return std::any_of(ropes.begin(), ropes.end(), [&](const RopeConfig& rope) { return rope.differs(from, to); });
   }
 };
 
-// Refuses by name what it cannot compute.
+// Refuses by name what this program cannot compute.
 Config read_config(const Json& json);
 
-// A token number or a list of them; what is missing or null gives none.
+// A token id or a list of them; empty if the field is missing or null.
 std::vector<int64_t> token_ids(const Fields& fields, const char* name);
 
 }  // namespace llm

@@ -1,4 +1,4 @@
-// The fields of a JSON object that a model's files describe themselves with.
+// Checked access to the fields of a JSON object in a model's files.
 #pragma once
 
 #include <initializer_list>
@@ -12,7 +12,7 @@
 
 namespace llm {
 
-// Fields of an object, each of a type and a range, that knows which of them were asked for.
+// The fields of an object. Each is read with a type and a range, and the object remembers which were read.
 class Fields {
  public:
   Fields(const Json& json, std::string what) : json_(json), what_(std::move(what)) {
@@ -24,15 +24,15 @@ class Fields {
     const auto at = json_.find(name);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
-  bool has(const std::string& name) const { return json_.contains(name); }  // be it null
+  bool has(const std::string& name) const { return json_.contains(name); }  // even if it is null
   auto items() const { return json_.items(); }
-  // What changes nothing here.
+  // Marks fields as read that change nothing here.
   void ignore(std::initializer_list<const char*> names) const { read_.insert(names.begin(), names.end()); }
   const std::string& what() const { return what_; }
   [[noreturn]] void refuse(const std::string& why) const { throw Error(what_ + ": " + why); }
   [[noreturn]] void refuse(const std::string& name, const std::string& why) const { refuse(shown(name) + ": " + why); }
 
-  // Those that must be there.
+  // Required fields.
   const Json& at(const std::string& name) const {
     const Json* const value = find(name);
     if (value == nullptr) refuse(name, "missing");
@@ -47,12 +47,12 @@ class Fields {
   int64_t integer(const std::string& name, int64_t low, int64_t high) const {
     return integer_of(name, at(name), low, high);
   }
-  // Those that may be missing.
+  // Optional fields.
   int64_t integer(const std::string& name, int64_t low, int64_t high, int64_t otherwise) const {
     const Json* const value = find(name);
     return value == nullptr ? otherwise : integer_of(name, *value, low, high);
   }
-  // None where the field is missing.
+  // Empty if the field is missing.
   std::vector<int64_t> integers(const std::string& name, int64_t low, int64_t high) const {
     const Json* const value = find(name);
     std::vector<int64_t> out;
@@ -89,12 +89,12 @@ class Fields {
     }
     return out;
   }
-  // A field that must have one value, because the others are not computed here.
+  // Refuses another value than this one, which this program cannot compute. The field may be missing.
   void must_be(const std::string& name, bool value) const {
     if (flag(name, value) != value) refuse(name, value ? "false is not supported" : "true is not supported");
   }
 
-  // Those that say something.
+  // Fields that were not read and are not null.
   std::vector<std::string> unread() const {
     std::vector<std::string> out;
     for (const auto& item : json_.items()) {
@@ -102,9 +102,9 @@ class Fields {
     }
     return out;
   }
-  // What nobody has read must not change the computation, as the fields of `neutral` do with another value than theirs,
-  // and fields that by their names say how positions are rotated or results scaled: that shows late, and only in some
-  // texts. Of the latter a scale of 1, a scaling that is off, and the lack of layers without rotation are neutral.
+  // Refuses unread fields that change the computation. These are the fields in `neutral` with another value than there,
+  // and fields whose names speak of rotation or scaling, because an error in these shows late, and only in some texts.
+  // Of the latter, a scale of 1, a scaling that is off, and a no_... that is false are allowed.
   void refuse_unread(const std::map<std::string, Json>& neutral) const {
     for (const std::string& name : unread()) {
       const Json& value = json_.at(name);

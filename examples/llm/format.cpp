@@ -41,7 +41,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
   for (const char* name : {"tools", "documents"}) variables_[name] = nullptr;
   variables_.update(variables);
 
-  // Tokens that are not special by name, but stand in the template, or come out of it.
+  // Added tokens that stand in the template or in what it renders count as control tokens, even if not marked special.
   variables_["add_generation_prompt"] = false;
   for (const Tokenizer::Added& token : tokenizer.added()) {
     if (text.find(token.text) != std::string::npos) control_.insert(token.id);
@@ -50,7 +50,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
   try {
     probe = template_->render({{"user", "1"}, {"assistant", "2"}, {"user", "3"}}, variables_);
   } catch (const Error&) {
-    // A template that does not take this conversation says so of others when it is asked for them.
+    // A template may refuse this conversation. It will report errors for real conversations when it renders them.
   }
   variables_["add_generation_prompt"] = true;
   std::set<int32_t> added;
@@ -58,7 +58,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
   for (const int32_t id : encode(probe)) {
     if (added.count(id) > 0) control_.insert(id);
   }
-  // Behind the answer, and maybe spaces, stands the token that ends it, if one does.
+  // The token after the answer, and perhaps spaces, is the one that ends it, if it is an added token.
   for (const Plain& plain : probe.plain) {
     const size_t behind = plain.by_model ? probe.text.find_first_not_of(" \n", plain.end) : std::string::npos;
     const auto ids =

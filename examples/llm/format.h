@@ -1,4 +1,4 @@
-// What a model's template makes of a conversation, in tokens.
+// The chat format: what a model's template makes of a conversation, as tokens.
 #pragma once
 
 #include <optional>
@@ -8,18 +8,19 @@
 
 namespace llm {
 
-// Variables of a template, each given as NAME=VALUE: the values are those of JSON, and what is none is a text.
+// Variables of a template, each given as NAME=VALUE. Values are read as JSON; what is not JSON is a text.
 Json template_variables(const std::vector<std::string>& given);
 
 class Format {
  public:
-  // source: a name of one of the tokenizer's templates ("": the default one), or a file. variables: what the template
-  // knows by name beside the names of special tokens.
+  // source: the name of one of the tokenizer's templates ("": the default one), or a file. variables: of the template,
+  // beside the names of special tokens.
   Format(const Tokenizer& tokenizer, const std::string& source, const Json& variables = Json::object());
-  // Up to where the model's answer begins. The template says what stands at the beginning: nothing is put before it.
+  // The tokens of the conversation up to where the model's answer begins. Nothing is put before them: BOS is in the
+  // template, if anywhere.
   Tokenizer::Ids ids(const std::vector<Message>& messages) const;
 
-  int32_t turn_end = -1;  // the token that the template writes behind an answer
+  int32_t turn_end = -1;  // the token that the template writes after an answer, or -1
 
  private:
   Tokenizer::Ids encode(const Rendered& rendered) const;
@@ -27,7 +28,7 @@ class Format {
   const Tokenizer& tokenizer_;
   Json variables_;
   std::optional<Template> template_;
-  std::set<int32_t> control_;  // tokens that only the template may write, though they are not special
+  std::set<int32_t> control_;  // tokens that messages may not contain although they are not special
 };
 
 }  // namespace llm

@@ -1,5 +1,4 @@
-// llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes
-// to stderr.
+// llm: runs language models from Hugging Face directories. Text or JSON goes to stdout, everything else to stderr.
 #include <kernels/core/macros.h>
 #include <CLI/CLI.hpp>
 #include <cctype>
@@ -18,12 +17,12 @@ namespace {
 using llm::Error;
 using llm::Settings;
 
-// A directory, say, is no input, and nothing can be read of it.
+// Throws if the standard input cannot be read, because it is a directory, for example.
 void check_input() {
   if (std::ferror(stdin) != 0) throw Error("the standard input cannot be read");
 }
 
-// "-" is the standard input.
+// The contents of a file; "-" is the standard input.
 std::string text_of(const std::string& file) {
   if (file != "-") return llm::read_file(file);
   const std::string text(std::istreambuf_iterator<char>(std::cin), {});
@@ -31,15 +30,15 @@ std::string text_of(const std::string& file) {
   return text;
 }
 
-// One in each line of a file, whatever ends it; or one.
+// The prompts in the lines of a file, with any line ends; or without a file the one prompt.
 llm::Prompts prompts_of(const std::string& prompt, const std::string& file) {
   if (file.empty()) {
     std::string one = prompt == "-" ? text_of(prompt) : prompt;
-    if (prompt == "-" && !one.empty() && one.back() == '\n') one.pop_back();  // which programs end what they print with
+    if (prompt == "-" && !one.empty() && one.back() == '\n') one.pop_back();  // most programs end their output with one
     return {{one}, {}};
   }
   std::string text = text_of(file);
-  if (text.compare(0, 3, "\xef\xbb\xbf") == 0) text.erase(0, 3);  // which some editors begin files with
+  if (text.compare(0, 3, "\xef\xbb\xbf") == 0) text.erase(0, 3);  // a byte order mark
   llm::Prompts out;
   std::istringstream lines(text);
   int64_t number = 0;
@@ -54,11 +53,11 @@ llm::Prompts prompts_of(const std::string& prompt, const std::string& file) {
   return out;
 }
 
-// An option that is a number between these.
+// Adds an option that is a number from `least` to `most`.
 template <class T, class To>
 CLI::Option* number(CLI::App& command, const char* name, To& to, T least, T most, const char* what) {
   const CLI::Range range(least, most);
-  const auto check = [range](std::string& text) {  // CLI::Range says of "5x", too, that it is not in range
+  const auto check = [range](std::string& text) {  // CLI::Range alone would say that "5x" is not in range
     double x = 0;
     return CLI::detail::lexical_cast(text, x) ? range(text) : llm::shown(text) + " is no number";
   };
@@ -97,7 +96,7 @@ void add_choice(CLI::App& command, Settings& s) {
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
 }
 
-// CLI11 makes the largest number of those that are too large.
+// CLI11 turns numbers that are too large into the largest one.
 void add_seed(CLI::App& command, Settings& s, const char* what) {
   const auto check = [](const std::string& seed) {
     errno = 0;
@@ -133,7 +132,7 @@ void add_texts(CLI::App& command, int64_t& texts) {
   number(command, "--texts", texts, int64_t(1), llm::kMostTexts, "decoded together");
 }
 
-// What the commands are told, and what they return.
+// The options of all commands, and the exit code.
 struct Given {
   Settings settings;
   llm::ChatOptions chat;
@@ -142,7 +141,7 @@ struct Given {
   int64_t stride = 0, texts = 1, tokens = 0, steps = 128, length = 0;
   bool halves = false;
   double depth = 0.5;
-  int code = 0;  // with which the program ends
+  int code = 0;  // the exit code
 };
 
 void add_generate(CLI::App& app, Given& g) {
@@ -239,7 +238,7 @@ int main(int argc, char** argv) {
   for (const auto add : {add_generate, add_chat, add_info, add_perplexity, add_bench, add_passkey}) add(app, g);
   try {
     try {
-      // Of a word that is none of the commands it would only be said that one is missing.
+      // CLI11 would answer an unknown command only with the message that a command is missing.
       const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
       if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty())
         throw CLI::ValidationError(llm::shown(argv[1]), "is no command; --help lists them");

@@ -30,7 +30,7 @@ int weights_type_of(const Settings& settings) {
   return type_of(settings.weights, "--weights", "stored", Type::f32, Type::i4);
 }
 
-// Files of older versions of transformers have all fields, most of them with values that change nothing.
+// Older versions of transformers write all fields, most of them with values that change nothing.
 bool changes_nothing(const std::string& name, const Json& value) {
   static const std::set<std::string> ones{"num_beams",      "num_beam_groups", "num_return_sequences",
                                           "length_penalty", "typical_p",       "encoder_repetition_penalty",
@@ -81,7 +81,7 @@ void ProgressLine::show(double share) {
 void ProgressLine::erase() {
   if (!is_there_) return;
   is_there_ = false;
-  // With the ^C that terminals write where Ctrl-C is pressed.
+  // Also erases the ^C that terminals write when Ctrl-C is pressed.
   std::fprintf(stderr, "\r%*s\r", int(what_.size() + std::string(" 100 %^C").size()), "");
 }
 
@@ -151,7 +151,7 @@ Session::Session(const Settings& all) : settings(all) {
   choose_device();
 }
 
-// A text ends at any token that any of the files says ends it, and at the one that ends an answer.
+// A text ends at any token that one of the files names as an end, and at the token that ends an answer of a chat.
 void Session::find_stops() {
   std::set<int64_t> ends(config.eos.begin(), config.eos.end());
   for (const int64_t id : token_ids(Fields(generation, "generation_config.json"), "eos_token_id")) ends.insert(id);
@@ -174,8 +174,7 @@ void Session::say_unread(const char* file, const std::vector<std::string>& field
   if (!names.empty()) settings.say(file, ": not read: ", listed(names));
 }
 
-// What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
-// them drawn.
+// Options that are not given have the values of generation_config.json. --top-k, --top-p and --min-p imply sampling.
 void Session::read_sampling() {
   const Fields fields(generation, "generation_config.json");
   const bool draws = fields.flag("do_sample", false) || settings.top_k.value_or(0) > 0 ||
@@ -275,10 +274,10 @@ void Session::say_changes(const Plan& plan) const {
 
 namespace {
 
-// Writes on in several texts.
+// Generates several texts together.
 class Writer {
  public:
-  // The texts are those from number `first` on of all.
+  // The prompts are those from number `first` on of all.
   Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, size_t first, const Session::Print& print,
          Session::Times& times)
       : s_(session),
@@ -344,15 +343,15 @@ class Writer {
     if (print_ && !more.empty()) print_(first_ + i, more);
   }
 
-  // What the tokenizer has no text for is never chosen.
+  // Tokens that the tokenizer does not have are never sampled.
   void begin(size_t i) { model_.begin(int64_t(i), texts_[i].ids, s_.choice, s_.tokens(), s_.seed + first_ + i); }
 
-  // Reads a prompt, and takes the first token behind it.
+  // Reads a prompt, and takes the first token after it.
   void read(size_t i, int64_t from) {
     Text& text = texts_[i];
     begin(i);
-    // In pieces, so that it can be interrupted: few tokens behind the context, where they are read one by one. Where
-    // angles depend on the length of the text all of it has to be known.
+    // In pieces, so that it can be interrupted. Beyond the context, where tokens are read one by one, pieces are short.
+    // Where angles depend on the length of the text, the prompt is one piece, because the whole length has to be known.
     int64_t at = from;
     for (int64_t n = 0; at < text.prompt && !interrupted(); at += n) {
       n = s_.config.lengths_matter() ? text.prompt : at < model_.context() ? model_.chunk() : 8;
@@ -373,13 +372,12 @@ class Writer {
     }
   }
 
-  // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until
-  // all have.
+  // Queues some steps ahead of the one whose tokens are awaited. A text that has ended goes on, unseen, until all have.
   void write() {
     int64_t longest = 0;
     for (const Text& text : texts_) longest = std::max(longest, int64_t(text.ids.size()));
     for (int64_t asked = 0, done = 0; std::any_of(texts_.begin(), texts_.end(), is_open); ++done) {
-      if (s_.config.stale(longest + done - 1, longest + done)) {  // the angles of all keys change: so it is one text
+      if (s_.config.stale(longest + done - 1, longest + done)) {  // the angles of all keys change; there is one text
         begin(0);
         model_.read(0, 0, texts_[0].ids.data(), int64_t(texts_[0].ids.size()));
         model_.choose_next(0);
@@ -391,7 +389,7 @@ class Writer {
         asked = done + 1;
         continue;
       }
-      // In a ring, steps behind the end of the text would take the place of keys that go on to be seen.
+      // In a ring, steps beyond the end of the text would replace keys that are needed when it is continued.
       const bool none_ahead = s_.config.lengths_matter() || (goes_on_ && settings_.sinks >= 0);
       const int64_t ahead = none_ahead ? 0 : s_.device->ahead();
       for (; asked <= done + ahead; ++asked) model_.step(std::min(model_.context(), longest + asked));
@@ -401,14 +399,14 @@ class Writer {
     }
   }
 
-  // One text, as many tokens at once as are guessed right: so many more than one. `steps`: the next token is not yet
-  // there.
+  // A step with guesses for the one text. steps: the next token has not been asked for yet. Returns how many guesses
+  // were right: so many more tokens than one were taken.
   int64_t guess(bool steps) {
     Text& text = texts_[0];
     const int64_t length = int64_t(text.ids.size());
     std::vector<int32_t> guesses;
     if (steps) {
-      // Angles that depend on the length of the text would be those of the text with all guesses.
+      // Angles that depend on the length of the text would be those of a text with all guesses in it.
       if (!s_.config.lengths_matter()) guesses = lookup(text.ids, std::min(reach_, model_.context() - length));
       model_.step(length, text.ids.back(), guesses);
     }
@@ -431,7 +429,7 @@ class Writer {
   std::vector<Stops> holds_;
   ProgressLine reading_;
   int64_t to_read_ = 0, was_read_ = 0;  // tokens of all prompts
-  int64_t reach_ = settings_.lookup;    // guesses: more where they are right, fewer where they are not
+  int64_t reach_ = settings_.lookup;    // how many tokens to guess: grows with right guesses, shrinks with wrong ones
 };
 
 }  // namespace

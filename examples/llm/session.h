@@ -1,4 +1,5 @@
-// A model with all that belongs to it, and texts that grow: what the commands share.
+// A session: a model with its tokenizer, chat format and sampling options, and the generation of texts. The commands
+// share it.
 #pragma once
 
 #include <functional>
@@ -13,48 +14,49 @@
 
 namespace llm {
 
-// What the command line says about the model.
+// The options of the command line.
 struct Settings {
   std::string directory, device = "auto", weights = "stored", inputs = "auto", cache = "auto";
   int threads = 0;
   int64_t context = 0, page = 0, chunk = 0;
   bool batch_invariant = false, json = false, quiet = false;
-  // Sampling, where given; otherwise as generation_config.json says.
+  // Sampling. An option that is not given has the value of generation_config.json.
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<int64_t> top_k;
   std::optional<uint64_t> seed;
-  // Whether an option says how the next token is chosen.
+  // Whether a sampling option is given.
   bool chooses() const { return temperature || top_p || min_p || repetition_penalty || top_k; }
-  int64_t most = -1;  // tokens to generate; -1: until the end of the text or of the context
+  int64_t most = -1;  // tokens to generate at most; -1: until the text or the context ends
   std::vector<std::string> stops;
   bool echo = true;  // generate prints the prompt as well
   bool ignore_eos = false;
   std::string chat_template;                    // a name or a file
   std::vector<std::string> template_variables;  // NAME=VALUE
-  int64_t sinks =
-      -1;  // texts go on when the context is full: so many first tokens are kept, and of the others the last
-  int64_t lookup = 0;  // tokens that are guessed in a step
+  int64_t sinks = -1;  // with 0 or more, texts continue when the context is full: so many first tokens are kept
+  int64_t lookup = 0;  // tokens that a step guesses at most
 
-  // A line on the error output, unless it is to be quiet.
+  // Writes a line to stderr, unless --quiet is given.
   template <class... Parts>
   void say(const Parts&... parts) const {
     if (!quiet) std::fputs((concat(parts...) + "\n").c_str(), stderr);
   }
 };
 
-// Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
+// interrupted: whether Ctrl-C was pressed. catch_interrupts: counts from this call on, and pressing Ctrl-C more than
+// `times` times ends the program.
 bool interrupted();
 void catch_interrupts(int times = 1);
 
-// Guesses: what came behind the latest of the places where the last tokens stood before, where most of them did, of up
-// to four, and two at least. Behind the end of the text the guesses themselves go on: it may go around in a circle.
+// Guesses of up to `most` next tokens (prompt lookup): the tokens that followed an earlier occurrence of the last
+// tokens, of two at least and four at most. The longest match counts, and of equal ones the latest. Where the text
+// ends, the guesses repeat themselves, since it may go around in a circle.
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most);
 
-// A line on stderr, where that is a terminal and not to be quiet, that says how much of something is done. It is erased
-// in the end.
+// A line on stderr that says how much of something is done, and is erased in the end. There is none if stderr is not a
+// terminal, or with --quiet.
 class ProgressLine {
  public:
-  ProgressLine(const Settings& settings, const char* what, double after);  // nothing before so many seconds
+  ProgressLine(const Settings& settings, const char* what, double after);  // not shown before so many seconds
   static bool can_show(const Settings& settings);
   ~ProgressLine() { erase(); }
   ProgressLine(const ProgressLine&) = delete;
@@ -69,13 +71,13 @@ class ProgressLine {
   double next_;  // when it is written again
 };
 
-// The stop strings of a text that comes in pieces: what may be the beginning of one is held back. Of several the one
-// that is complete first counts, of those the one that began first, so that it does not matter where the pieces are
-// cut.
+// Finds stop strings in a text that comes in pieces. A possible beginning of one is held back. Of several stop strings
+// the one that ends first counts, and of those the one that begins first, so that it does not matter where the pieces
+// are cut.
 class Stops {
  public:
   explicit Stops(const std::vector<std::string>& stops) : stops_(&stops) {}
-  // Returns what can be printed; `found`: a stop is complete, and nothing follows.
+  // Returns what can be printed. found: a stop string is complete, and the text ends before it.
   std::string add(const std::string& text, bool& found);
   std::string rest() { return take(held_.size()); }  // at the end of the text
 
@@ -89,12 +91,12 @@ class Session {
  public:
   explicit Session(const Settings& settings);
 
-  // A text that is being written.
+  // A text that is being generated.
   struct Text {
     Tokenizer::Ids ids;
-    int64_t prompt = 0;            // of them
-    int64_t read = 0;              // of them, which are in the cache
-    std::string written;           // what came behind the prompt
+    int64_t prompt = 0;            // how many of them are the prompt
+    int64_t read = 0;              // how many of them are in the cache
+    std::string written;           // the text after the prompt
     const char* finish = nullptr;  // "stop", "length", "interrupted"
   };
   struct Times {
@@ -102,12 +104,12 @@ class Session {
     int64_t prompt_tokens = 0, steps = 0, decoded = 0;
     double speed() const { return decode_seconds > 0 ? double(decoded) / decode_seconds : 0; }  // tokens/s
   };
-  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of a single text
-  // that the cache has, if the next call is to go on with what it has then; otherwise -1.
+  // Continues all prompts; print gets what is new of each text. known: of a single text whose cache the next call will
+  // use again, how many tokens the cache has already; otherwise -1.
   using Print = std::function<void(size_t text, const std::string& more)>;
   std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times,
                              int64_t known = -1);
-  // As generate() does: that they can be read. lines: where they stand in a file, if they do.
+  // Checks that prompts can be read, as generate() does. lines: their line numbers in a file, for the message.
   void check(const std::vector<Tokenizer::Ids>& prompts, const std::vector<int64_t>& lines = {}) const;
 
   const Settings& settings;
@@ -117,20 +119,20 @@ class Session {
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<Device> device;
   std::optional<Model> model;
-  std::optional<Format> format;  // how to chat, or
+  std::optional<Format> format;  // the chat format, or
   std::string why_no_format;
   std::vector<int32_t> stops;        // tokens that end a text
-  std::vector<int32_t> asked_stops;  // those that --stop names, whose text is never seen where they are special
-  Choice choice;                     // how the next token is chosen
+  std::vector<int32_t> asked_stops;  // those that --stop names; special tokens have no text in which it could be found
+  Choice choice;                     // how the next token is sampled
   uint64_t seed = 0;
-  int64_t tokens() const;  // how many the model and its tokenizer both have
+  int64_t tokens() const;  // how many tokens both model and tokenizer have
 
-  // The model, for so many texts; before that only what describes it is there. Texts whose angles depend on their
-  // length are written one after the other.
+  // Loads the model for so many texts; the constructor only reads what describes it. Texts whose angles depend on their
+  // length are generated one after the other.
   void load(int64_t sequences);
   ModelOptions options(int64_t sequences) const;
-  Json about() const;  // what JSON says of every run: the device, and the context of those that there could be
-  void say_changes(const Plan& plan) const;  // which weights become another type, unless --quiet
+  Json about() const;  // what the JSON of every run says: the device, the context, and the positions of the model
+  void say_changes(const Plan& plan) const;  // which weights are converted, unless --quiet
 
  private:
   void find_stops();

@@ -11,10 +11,10 @@ namespace llm {
 
 namespace {
 
-// Deeper than anything that is meant seriously.
+// Deeper than any serious file.
 constexpr int kDeepest = 64;
 
-// A directory that is not there may be the name of a model that has not been fetched: OWNER/NAME.
+// A directory that does not exist may be the name of a model that was not downloaded: OWNER/NAME.
 std::string why_not_open(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code none;
@@ -72,7 +72,7 @@ std::string read_file(const std::string& path, size_t most) {
   if (!file) throw Error(why_not_open(path));
   std::error_code none;
   if (std::filesystem::is_directory(path, none)) throw Error(path + ": a directory, and not a file");
-  // Piece by piece: a pipe has no size and no place to go back to.
+  // Piece by piece, because a pipe has no size and cannot be rewound.
   std::string text;
   std::vector<char> piece(size_t(1) << 16);
   while (file.read(piece.data(), std::streamsize(piece.size())), file.gcount() > 0) {

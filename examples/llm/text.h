@@ -1,4 +1,4 @@
-// Small things that all files of the program need: errors of one line, JSON that is not trusted, whole files.
+// Helpers that all files of the program use: one-line errors, untrusted JSON, reading whole files.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace llm {
 
-// The parts one behind the other, numbers as streams write them.
+// Concatenates the parts, with numbers as streams write them.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -20,9 +20,9 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
-// With so many digits behind the point.
+// With so many digits after the decimal point.
 std::string fixed(double x, int digits);
-// As a list for people: a, b.
+// A list for people: "a, b", with `last` before the last one.
 std::string listed(const std::vector<std::string>& all, const char* last = ", ");
 
 // Ends the program with exit code 1 and this line.
@@ -31,18 +31,19 @@ struct Error : std::runtime_error {
   explicit Error(const Parts&... parts) : std::runtime_error(concat(parts...)) {}
 };
 
-// The output is gone, and nothing that is said in it from here on arrives.
+// The output cannot be written any more.
 struct OutputError : Error {
   OutputError() : Error("the output cannot be written") {}
 };
 
-// Writes a text at once, or throws OutputError.
+// Writes and flushes a text, or throws OutputError.
 void put(std::FILE* out, const std::string& text);
 
-// What a file says about itself must not be able to garble the terminal: control characters become '?'.
+// Text from files for messages: control characters become '?', so that a file cannot garble the terminal, and what is
+// longer than `most` bytes is cut.
 inline std::string shown(std::string text, size_t most = 100) {
   if (text.size() > most) {
-    while (most > 0 && (text[most] & 0xc0) == 0x80) --most;  // no half of a character
+    while (most > 0 && (text[most] & 0xc0) == 0x80) --most;  // not within a character
     text = text.substr(0, most) + "...";
   }
   for (char& c : text) {
@@ -56,7 +57,7 @@ using Json = nlohmann::json;
 Json parse_json(const std::string& text, const std::string& what);
 Json read_json(const std::string& path);
 bool file_exists(const std::string& path);
-// What Git LFS leaves in place of a file that it has not fetched.
+// Throws if the bytes are a pointer that Git LFS leaves in place of a file that it has not fetched.
 void refuse_pointer(std::string_view bytes, const std::string& what);
 std::string read_file(const std::string& path, size_t most = size_t(1) << 30);
 

@@ -18,14 +18,14 @@ namespace llm {
 namespace fs = std::filesystem;
 namespace k = kernels;
 
-// ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes -------------------------------------------
+// ---- safetensors: 8 bytes with the length of the JSON header, the header, and the bytes of the tensors --------------
 
 namespace {
 
 constexpr const char* kNoGguf = "GGUF files are not supported, only directories with config.json and .safetensors";
 bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
 
-// The JSON, which is `length` bytes long.
+// The JSON header; `length` becomes its length.
 Json header_of(const unsigned char* data, size_t size, const std::string& name, uint64_t& length) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   refuse_pointer(bytes, name);
@@ -86,7 +86,7 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
 
 namespace {
 
-// A file in memory, as long as somebody has it.
+// A file mapped into memory, as long as the pointer is held.
 std::shared_ptr<void> mapped(const std::string& path, size_t& size) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) throw Error("cannot open ", path);
@@ -114,7 +114,7 @@ std::string why_not_read(const fs::path& file) {
   return "";
 }
 
-// The files of weights that a directory has under other names.
+// Names the .safetensors files of a directory, which have other names than expected.
 std::string others_in(const std::string& directory) {
   std::set<std::string> names;
   std::error_code none;
@@ -213,7 +213,7 @@ size_t Weights::bytes() const {
 std::vector<Type> activation_types(int wanted, const std::map<std::string, Tensor>& tensors) {
   size_t bytes[kTypes] = {};
   for (const auto& item : tensors) {
-    if (item.second.shape.size() > 1) bytes[int(item.second.type)] += item.second.bytes;  // others become floats
+    if (item.second.shape.size() > 1) bytes[int(item.second.type)] += item.second.bytes;  // vectors become floats
   }
   const bool half =
       wanted == int(Type::f16) || (wanted != int(Type::bf16) && bytes[int(Type::f16)] > bytes[int(Type::bf16)]);
@@ -253,7 +253,7 @@ void narrow(const float* from, void* to, int64_t n, float factor = 1) {
   for (int64_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = k::convert<T>(from[i] * factor);
 }
 
-// The largest magnitude of a row becomes the largest code.
+// Quantizes rows so that the largest magnitude of each becomes the largest code.
 template <class T>
 void scaled(const float* from, int64_t rows, int64_t cols, float largest_code, void* data, float* scales) {
   for (int64_t row = 0; row < rows; ++row, from += cols) {
