@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
-END = "<|endoftext|>"  # ends a story, and stands before the first one
+END = "<|endoftext|>"  # ends each story, and precedes the first one
 
 
 def read_stories(path):
@@ -41,7 +41,7 @@ def train_tokenizer(stories, pieces):
     return tokenizer
 
 
-# ---- the model: names of parameters as in Hugging Face's Llama ------------------------------------------------------
+# ---- the model, with the parameter names of Hugging Face's Llama ----------------------------------------------------
 
 class Norm(nn.Module):
     def __init__(self, config):
@@ -170,7 +170,7 @@ def train(model, batches, valid, args):
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.decay}, {"params": vectors, "weight_decay": 0}],
                                   lr=args.lr, betas=(0.9, 0.98))
     steps = args.steps or args.epochs * batches.steps
-    average = copy.deepcopy(model)  # of the weights over the last steps: what is validated and kept
+    average = copy.deepcopy(model)  # of the weights over the last steps; this is what is validated and saved
     fast = torch.compile(model) if args.compile else model
     best, waited, kept, begin = math.inf, 0, None, time.time()
     step = 0
@@ -293,9 +293,9 @@ def main():
     tokenizer = train_tokenizer(stories, args.pieces)
     end = tokenizer.token_to_id(END)
     assert end == 0, "config.json says so"
-    encode = lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)]  # with END in front
+    encode = lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)]  # each begins with END
     batches = Batches(encode(stories), length, args.batch, device, args.seed)
-    # Held-out stories one to a row, with END behind.
+    # One held-out story in each row, followed by END.
     valid = torch.full((len(held_out), length + 1), -1)
     text_bytes = 0
     for row, ids, text in zip(valid, encode(held_out), held_out):
@@ -309,7 +309,7 @@ def main():
 
     steps = train(model, batches, valid, args)
     seconds = time.time() - begin
-    model.half().float()  # as it is stored
+    model.half().float()  # rounded as they are stored
     torch.set_float32_matmul_precision("highest")
     with torch.no_grad():
         model.eval()

@@ -80,9 +80,9 @@ def fill(model, plus_one):
             continue
         if value.dim() == 1:
             norm = name.endswith("weight")
-            scale, offset = ((0.5, 0.0) if plus_one else (1.0, 1.0)) if norm else (0.5, 0.0)  # bf16 holds 1 + n / 128, too
+            scale, offset = ((0.5, 0.0) if plus_one else (1.0, 1.0)) if norm else (0.5, 0.0)  # bf16 also holds 1 + n / 128
         elif "embed_tokens" in name or "wte" in name:
-            scale, offset = (0.125 if model.config.tie_word_embeddings else 1.0), 0.0  # or a token would foretell itself
+            scale, offset = (0.125 if model.config.tie_word_embeddings else 1.0), 0.0  # otherwise each token would predict itself
         else:
             cols = value.shape[0 if "c_" in name else -1]
             scale, offset = 2.0 ** round(np.log2(1.5 / np.sqrt(cols))), 0.0
@@ -132,7 +132,7 @@ def make(name, kind, fields):
     model, tensors = make_model(kind, config, torch.float32)
     length = 150 if "rope_scaling" in str(fields) or "rope_type" in str(fields) else 40
     ids = [1] + [int(n) for n in (np.arange(length - 1) * 37 + np.arange(length - 1) ** 2 * 11) % 90 + 4]
-    # Lengths of one less than a window or the first set of angles to two more.
+    # Lengths from one less to two more than a window or the first set of angles.
     edge = fields.get("sliding_window") or fields.get("original_max_position_embeddings")
     marks = sorted({9, length // 2, length - 1} | ({edge - 2, edge - 1, edge, edge + 1} if edge else set()))
     logits_of = lambda model: {mark: model(torch.tensor([ids[:mark + 1]])).logits[0, -1] for mark in marks}

@@ -329,7 +329,7 @@ Reasoning Mode: {{ reasoning_mode }}
 """),
 }
 
-# What templates can say, alone: Jinja2's result, or null where it makes an error.
+# Single features of templates: the result of Jinja2, or null where it raises an error.
 SNIPPETS = [
     # whitespace around tags
     "a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  {%- if true %}\n  b\n  {%- endif %}\nc\n\n", "a {% if true -%}   \n\n b {%- endif -%} \n c", "  {% if true %}x{% endif %}  y", "  {{ 1 }}  \n  {{ 2 }}\n",
@@ -369,7 +369,7 @@ SNIPPETS = [
     "{% for x in [3, 4] %}{{ loop['index'] }}{% endfor %}", "{% set x = [1, 2] %}{{ x[x | length - 1] }}", "{% set loop_messages = [1, 2, 3] %}{{ loop_messages[:-1] | length }}", "{{ '%s' }}", "{{ 'a' if not x }}", "{{ (messages | first)['role'] }}", "{{ [1, 2, 3,] | length }}{{ {'a': 1,} | length }}", "{{ '' if true else 'a' }}|", "{% if not messages[1:] %}one{% endif %}", "{% if messages | length > 1 and messages[-1].role == 'user' %}y{% else %}n{% endif %}",
 ]
 
-# What Jinja2 takes, and this program refuses rather than guess.
+# What Jinja2 accepts and this program refuses.
 REFUSED = [
     "{{ none[1:] is defined }}", "{% set x = [1] | select %}{% for y in x %}{{ y }}{% endfor %}", "{{ ([1] | map('string'))[0] is defined }}", "{{ {'a': 1}.keys()[0] is defined }}",
     "{{ 'ab' * 3 }}", "{{ '\\q' }}", "{{ 'abc'['d'] }}", "{{ messages[0].content.nothing is defined }}", "{{ 3['y'] }}", "{{ '12' | int }}", "{{ 'hello'.find('l') }}", "{{ dict(a=1) | tojson }}", "{{ 'é' | tojson(ensure_ascii=True) }}",

@@ -46,7 +46,7 @@ def trained(normalizer, pre_tokenizer, decoder, pieces=320, **model):
     alphabet = [] if fallback else pre_tokenizers.ByteLevel.alphabet()
     texts = [text for text in corpus() if not fallback or text.isascii()]
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=pieces + len(special), special_tokens=special, initial_alphabet=alphabet, show_progress=False))
-    if fallback:  # the bytes are pieces, and no added tokens
+    if fallback:  # bytes are pieces, not added tokens
         made = json.loads(tokenizer.to_str())
         made["added_tokens"] = [token for token in made["added_tokens"] if not token["content"].startswith("<0x")]
         tokenizer = Tokenizer.from_str(json.dumps(made))
@@ -94,7 +94,7 @@ def random_texts(count=60):
     return ["".join(rng.choice(rng.choice(pools)) for _ in range(rng.randint(1, 40))) for _ in range(count)]
 
 
-# Code points that random strings are of, long assigned, so that no library's version of Unicode matters.
+# The code points of random strings. All were assigned long ago, so that the Unicode version of a library does not matter.
 POOLS = [[0x20, 0x7e], [0x61, 0x7a], [0x20, 0x20], [0x27, 0x27], [0x09, 0x0d], [0x30, 0x39], [0x21, 0x2f], [0xa0, 0xff], [0x100, 0x17f], [0x300, 0x33f], [0x391, 0x3a1], [0x410, 0x44f], [0x5d0, 0x5ea], [0x621, 0x63a],
          [0x905, 0x939], [0xe01, 0xe2e], [0xac00, 0xd7a3], [0x1100, 0x1112], [0x1161, 0x1175], [0x3041, 0x3096], [0x4e00, 0x9fa5], [0x2000, 0x200f], [0x2028, 0x202f], [0x2600, 0x26ff], [0x2160, 0x217f], [0xff01, 0xff5e],
          [0x1f600, 0x1f640], [0x1d400, 0x1d454]]

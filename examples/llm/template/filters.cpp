@@ -43,7 +43,7 @@ Value Run::function(const std::string& name, const Arguments& given) {
   return made(wide(std::string_view(text, n)));
 }
 
-// To upper or lower case: `upper` says of each character what it becomes. Beyond ASCII that is a science of its own.
+// Upper or lower case: `upper` says for each character which. Only ASCII is supported.
 template <class F>
 Value Run::cased(const Text& text, const F& upper) {
   Text out = text;
@@ -69,7 +69,7 @@ Value Run::strip(const std::string& name, const Text& text, const Arguments& giv
   return made(stripped(text, chars, name != "rstrip", name != "lstrip"));
 }
 
-// Whether a text starts, or ends, with another one or with any of several.
+// Whether a text starts, or ends, with another text or with one of several.
 Value Run::starts_or_ends(const std::string& name, const Text& text, const Arguments& given) {
   const Value what = bind(name, given, {"what"}, 1)[0];
   const List any = what.kind == Value::list && what.n == Value::tuple ? *what.elements : List{what};
@@ -80,7 +80,7 @@ Value Run::starts_or_ends(const std::string& name, const Text& text, const Argum
   }));
 }
 
-// At each separator, or at whitespace, which is left out where a part would begin.
+// Splits at each separator, or at whitespace, which is dropped at the beginning of a part.
 Value Run::split(const Text& text, const Arguments& given) {
   const auto a = bind("split", given, {"sep", "maxsplit"});
   const bool spaces = a[0].kind <= Value::none;
@@ -154,7 +154,7 @@ Value Run::dict_method(const std::string& name, const Value& of, const Arguments
   return list_of(std::move(list), Value::view);
 }
 
-// As json.dumps without escapes of what is not ASCII; indent < 0: in one line.
+// Writes JSON as json.dumps does with ensure_ascii=False. indent < 0: in one line.
 void Run::write_json(Text& out, const Value& v, int64_t indent, int64_t depth) {
   spend(1);
   const auto new_line = [&](int64_t d) {
@@ -199,7 +199,7 @@ Value Run::path(Value v, const std::string& names) {
   return v;
 }
 
-// The elements that pass a test, or whose attribute does; or that do not.
+// The elements that pass or fail a test, or whose attribute does.
 Value Run::selected(const std::string& name, const Value& of, Arguments given) {
   const bool by_attribute = name.size() > 6, wanted = name[0] == 's';
   const auto word = [&] {
@@ -218,7 +218,7 @@ Value Run::selected(const std::string& name, const Value& of, Arguments given) {
   return list_of(std::move(out), Value::stream);
 }
 
-// An attribute of each element, or what a filter makes of it.
+// An attribute of each element, or the result of a filter for each.
 Value Run::mapped(const Value& of, Arguments given) {
   if (given.values.empty() || given.values[0].kind != Value::text) fail("'map' of this form is not supported");
   const std::string first = narrow(*given.values[0].chars);
@@ -267,7 +267,7 @@ Value Run::filter(const std::string& name, const Value& of, Arguments given) {
   if (name == "string") return of.kind == Value::text ? of : made(text_of(of));
   if (name == "list") return list_of(elements(of));
   if (name == "first" || name == "last") {
-    if (name == "last") length(of);  // a stream has no end
+    if (name == "last") length(of);  // fails for a stream
     const List list = elements(of);
     return list.empty() ? nothing("the " + name + " of nothing") : name == "first" ? list.front() : list.back();
   }

@@ -1,4 +1,4 @@
-// What reading a chat template and running it share: texts, tokens, values, and the tree that a template is.
+// What parsing and running a chat template share: texts, tokens, values, and the nodes of its tree.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 namespace llm {
 namespace jinja {
 
-// Characters with their origin above the 21 bits of Unicode, so that it goes with them through everything that a
-// template does to texts.
+// Characters with their origin in the bits above the 21 of Unicode, so that it stays with them through everything that
+// a template does to texts.
 using Text = std::u32string;
 constexpr char32_t kCharacter = 0x1fffff, kByModel = 1 << 24, kByOthers = 2 << 24;
 
-constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // how deep a template, what it calls and makes may be
-constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // characters and elements that are made, and what a step counts
+constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // greatest depth of a template, of its calls and its values
+constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // limit of characters and elements made; a node counts as so many
 constexpr size_t kLongestRange = 100000;           // as in Jinja's sandbox
 
 [[noreturn]] inline void fail(int line, const std::string& why) {
@@ -52,7 +52,7 @@ inline bool is_at(const Text& text, size_t at, const Text& what) {
   return at <= text.size() && is_same(text.substr(at, what.size()), what);
 }
 
-// As Python's str.isspace().
+// Python's str.isspace().
 inline bool is_space(char32_t c) {
   c &= kCharacter;
   return llm::is_space(c) || (c >= 28 && c <= 31);
@@ -68,7 +68,7 @@ inline Text stripped(const Text& text, const Text* chars, bool left, bool right)
   return text.substr(begin, end - begin);
 }
 
-// What a template's text is made of: data, and the words and signs within tags.
+// A token of a template's text: data, or a word or sign within a tag.
 struct Token {
   enum Kind { data, print_begin, print_end, block_begin, block_end, word, string, integer, sign, end } kind;
   int line;
@@ -79,18 +79,17 @@ std::vector<Token> tokens_of(std::string_view source);
 struct Node;
 struct Value;
 using List = std::vector<Value>;
-using Dict = std::vector<std::pair<Text, Value>>;  // in the order in which it was made
+using Dict = std::vector<std::pair<Text, Value>>;  // in the order of insertion
 
 struct Value {
   enum Kind { undefined, none, boolean, integer, text, list, dict, space, loop, function, macro } kind = undefined;
-  // What can be looped over in Python, and differs in what else can be done with it: a stream is always true, has no
-  // length and is gone when it has been read.
+  // Kinds of lists that differ in what Python allows: a stream is always true, has no length, and can be read once.
   enum Sort { plain, tuple, range, view, stream };
-  int64_t n = 0;                         // a number, true; of a list: what sort it is; of a loop: how far it is
-  int depth = 0;                         // of a list or a dict, so that recursion ends
-  std::shared_ptr<const Text> chars;     // a text; the name of a function or of what is undefined
-  std::shared_ptr<const List> elements;  // of a list, or of what a loop goes over
-  std::shared_ptr<Dict> entries;         // of a dict or a namespace; only the latter's change
+  int64_t n = 0;                         // a number; true; the Sort of a list; the index of a loop
+  int depth = 0;                         // of a list or a dict, to limit recursion
+  std::shared_ptr<const Text> chars;     // a text; the name of a function or of an undefined value
+  std::shared_ptr<const List> elements;  // of a list, or of the list that a loop goes over
+  std::shared_ptr<Dict> entries;         // of a dict or a namespace; only a namespace changes
   const Node* body = nullptr;            // of a macro
 
   static Value of(Kind kind, int64_t n = 0) {
@@ -117,7 +116,7 @@ struct Node {
   int line;
   std::vector<NodePtr> parts;      // nullptr: not given
   std::string word;                // a name, an operator
-  std::vector<std::string> words;  // names of arguments ("": by place), of what is assigned, operators of a comparison
+  std::vector<std::string> words;  // names of arguments ("": positional), assigned names, comparison operators
   Value value;                     // a constant
   int depth = 1;
 };

@@ -1,4 +1,4 @@
-// A chat template's tokens as a tree.
+// Parses the tokens of a chat template to a tree.
 #include "template/node.h"
 
 namespace llm {
@@ -11,7 +11,7 @@ class Parser {
  public:
   explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
-  // Up to a block that begins with one of these words, of which the word is the next token.
+  // Parses up to a block that begins with one of these words, which is then the next token.
   NodePtr body(const Words& ends) {
     const Deeper deeper(*this);
     std::vector<NodePtr> parts;
@@ -36,7 +36,7 @@ class Parser {
  private:
   const Token& now() const { return tokens_[at_]; }
   const Token& next() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  // Whether a word or a sign is next, or is behind it.
+  // Whether the next token, or the one `ahead` after it, is this word or sign.
   bool is(const std::string& text, size_t ahead = 0) const {
     const Token& token = tokens_[std::min(at_ + ahead, tokens_.size() - 1)];
     return (token.kind == Token::word || token.kind == Token::sign) && token.text == text;
@@ -78,7 +78,7 @@ class Parser {
 
   // ---- statements
 
-  // What stands between a block and the one that ends it.
+  // Parses what is between a block and the one that ends it.
   NodePtr ended(const char* end) {
     expect(Token::block_end);
     NodePtr out = body({end});
@@ -99,7 +99,7 @@ class Parser {
     expect(Token::block_end);
     return out;
   }
-  // Conditions and bodies in turn; the last body may be alone.
+  // Conditions and bodies in turn; the last body may have no condition.
   NodePtr branch(int line) {
     std::vector<NodePtr> parts;
     std::string end;
@@ -151,7 +151,7 @@ class Parser {
     return node(Node::define, line, std::move(parts), name, names);
   }
 
-  // ---- expressions, from what binds least to what binds most
+  // ---- expressions, from the weakest binding to the strongest
 
   NodePtr tuple() {
     NodePtr first = expression();
@@ -172,7 +172,7 @@ class Parser {
     }
     return out;
   }
-  // Operators of two sides, by how little they bind; `not` and comparisons stand between `and` and sums.
+  // Binary operators, the weakest first; `not` and comparisons are between `and` and sums.
   NodePtr operators(size_t level) {
     static const Words levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}, {"**"}};
     const auto side = [&] {
@@ -226,14 +226,14 @@ class Parser {
   NodePtr test(const NodePtr& of) {
     const bool inverse = skip("not");
     const std::string name = dotted();
-    // An argument may stand without brackets.
+    // The argument of a test may have no brackets.
     const bool word = now().kind == Token::word && !is_any({"else", "or", "and", "if", "is", "in", "not"});
     const bool bare = word || now().kind == Token::string || now().kind == Token::integer || is("[") || is("{");
     NodePtr out = bare ? node(Node::test, {of, postfix(primary())}, name, {""}) : with_arguments(Node::test, of, name);
     if (is("is")) fail(now().line, "a test of a test");
     return inverse ? node(Node::inverse, {out}) : out;
   }
-  // A call, or a filter or a test, which may have no brackets.
+  // A call, or a filter or test, which may have no brackets.
   NodePtr with_arguments(Node::Kind kind, const NodePtr& of, const std::string& word = "") {
     const int line = now().line;
     std::vector<NodePtr> parts{of};

@@ -1,4 +1,4 @@
-// Running a chat template: its statements and expressions, within limits of time, depth and size.
+// Runs a chat template: its statements and expressions, within limits of time, depth and size.
 #pragma once
 
 #include <ctime>
@@ -11,9 +11,9 @@ namespace jinja {
 
 struct Arguments {
   List values;
-  std::vector<std::string> names;  // "": by place
+  std::vector<std::string> names;  // "": a positional argument
 
-  Value take() {  // the first one
+  Value take() {  // removes and returns the first one
     const Value out = values[0];
     values.erase(values.begin()), names.erase(names.begin());
     return out;
@@ -239,7 +239,7 @@ class Run : public Values {
     for (size_t i = 1; i < node.parts.size(); ++i) out.values.push_back(evaluate(*node.parts[i]));
     return out;
   }
-  // The arguments in the order of their names; those that are not given are undefined, and say so.
+  // The arguments in the order of `names`; those that are not given are undefined, with a name that says so.
   List bind(const std::string& what, const Arguments& given, const std::vector<std::string>& names, size_t least = 0) {
     List out(names.size(), Value::of(Value::undefined, kNotGiven));
     for (size_t i = 0; i < given.values.size(); ++i) {
@@ -274,7 +274,7 @@ class Run : public Values {
   Value call_macro(const Node& macro, const Arguments& given) {
     const List values = bind(macro.word, given, macro.words);
     for (const Value& value : values) check_kept(value);
-    std::vector<Scope> callers(1);  // their names are not known inside
+    std::vector<Scope> callers(1);  // the caller's variables are not visible inside
     callers.swap(scopes_);
     for (size_t i = 0; i < values.size(); ++i) {
       const NodePtr& otherwise = macro.parts[i + 1];
@@ -288,7 +288,7 @@ class Run : public Values {
     return Value::of(std::move(text));
   }
 
-  // filters.cpp: functions, methods, filters and tests that a template may name.
+  // In filters.cpp: the functions, methods, filters and tests that a template may use.
   Value function(const std::string& name, const Arguments& given);
   template <class F>
   Value cased(const Text& text, const F& upper);
@@ -307,7 +307,7 @@ class Run : public Values {
   bool test(const std::string& name, const Value& of, const Arguments& given);
 
   Scope globals_;
-  std::vector<Scope> scopes_;  // of loops and blocks, within the macro that is running
+  std::vector<Scope> scopes_;  // of loops and blocks in the running macro
   std::time_t time_;
   int depth_ = 0;
 };

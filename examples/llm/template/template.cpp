@@ -26,7 +26,7 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
     const bool is_name = std::all_of(message.role.begin(), message.role.end(),
                                      [](char c) { return is_letter(static_cast<unsigned char>(c)) || c == '_'; });
     if (!is_name)
-      throw Error("a message of the role " + shown(message.role));  // templates make control tokens of roles
+      throw Error("a message of the role " + shown(message.role));  // templates put roles into control tokens
     const char32_t origin = message.role == "assistant" ? kByModel : kByOthers;
     const Value role = Value::of(wide(message.role)), content = Value::of(wide(message.content, origin));
     list.push_back(run.dict_of({{U"role", role}, {U"content", content}}));

@@ -1,5 +1,5 @@
-// Chat templates: the part of Jinja that the templates of models are written in, with the results and the settings that
-// transformers has (trim_blocks, lstrip_blocks, loop controls, `generation`). What is beyond it is refused with its
+// Chat templates: an interpreter for the part of Jinja that models' templates are written in, with the settings and
+// results of transformers (trim_blocks, lstrip_blocks, loop controls, `generation`). Anything else is refused with its
 // line, and so is what would take too long.
 #pragma once
 
@@ -20,7 +20,7 @@ struct Message {
   std::string role, content;
 };
 
-// What a template made of messages, in UTF-8, and the parts of it that came from them.
+// What a template has made of messages, in UTF-8, and which parts of it come from the messages.
 struct Rendered {
   std::string text;
   std::vector<Plain> plain;
@@ -29,7 +29,7 @@ struct Rendered {
 class Template {
  public:
   explicit Template(std::string_view source);
-  // variables: an object of what the template knows by name beside the messages.
+  // variables: an object with the variables of the template beside the messages.
   Rendered render(const std::vector<Message>& messages, const Json& variables,
                   std::time_t now = std::time(nullptr)) const;
 

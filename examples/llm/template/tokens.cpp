@@ -1,12 +1,12 @@
-// A chat template's text as tokens.
+// Splits the text of a chat template into tokens.
 #include "template/node.h"
 
 namespace llm {
 namespace jinja {
 namespace {
 
-// Whitespace around tags is as in Jinja: '-' takes all of it, '+' none; otherwise a block takes the spaces before it,
-// if nothing else is in its line, and the newline behind it.
+// Whitespace around tags is removed as in Jinja: '-' removes all of it, '+' none; otherwise a block removes the spaces
+// before it, if nothing else is on its line, and the newline after it.
 class Lexer {
  public:
   explicit Lexer(const Text& source) {
@@ -26,7 +26,7 @@ class Lexer {
       if (kind != 0 && sign == '-') data = stripped(data, nullptr, false, true);
       else if (kind != 0 && kind != '{' && sign != '+') strip_line(data);
       if (!data.empty()) push(Token::data, begin, data);
-      advance(begin);  // also where nothing is left of the data
+      advance(begin);  // also if no data is left
       if (kind == 0) break;
       advance(begin + (sign == '-' || sign == '+' ? 3 : 2));
       if (kind == '#') comment();
@@ -48,8 +48,8 @@ class Lexer {
     if (newline == Text::npos && at_ > 0 && source_[at_ - 1] != '\n') return;
     if (std::all_of(data.begin() + int64_t(begin), data.end(), is_space)) data.resize(begin);
   }
-  // Goes on behind a tag that ends at `end`; sign: '-' takes all whitespace that follows, none a newline, if it is a
-  // block.
+  // Continues after a tag that ends at `end`. sign: '-' removes all whitespace that follows; without a sign a block
+  // removes a newline.
   void close(size_t end, char32_t sign, bool block) {
     if (block && sign == 0 && now(end) == '\n') ++end;
     while (sign == '-' && is_space(now(end))) ++end;
@@ -65,7 +65,7 @@ class Lexer {
     const Text end = print ? U"}}" : U"%}";
     const int first = line_;
     push(print ? Token::print_begin : Token::block_begin, at_, {});
-    std::string open;  // what will close the brackets that are open
+    std::string open;  // the closing brackets that are still to come
     for (;;) {
       while (is_space(now(at_))) advance(at_ + 1);
       if (at_ >= source_.size()) fail(first, "a tag does not end");
@@ -125,7 +125,7 @@ class Lexer {
     }
     push(Token::string, at + 1, text);
   }
-  // at: of the backslash, then of the escape's last character.
+  // at: the index of the backslash; becomes that of the escape's last character.
   void escape(size_t& at, Text& text) const {
     const char32_t kind = source_[++at];
     const size_t known = Text(U"nrt\\'\"").find(kind);

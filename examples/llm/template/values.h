@@ -1,4 +1,4 @@
-// The values of a running chat template and what can be done with them, within limits of size and depth.
+// The values of a running chat template and their operations, within limits of size and depth.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 namespace llm {
 namespace jinja {
 
-// names: each with a space before and behind it.
+// names: each with a space before and after it.
 inline bool is_one_of(const char* names, const std::string& name) {
   if (name.find_first_of(std::string(" \0", 2)) != std::string::npos) return false;
   return std::strstr(names, (" " + name + " ").c_str()) != nullptr;
@@ -75,7 +75,7 @@ class Values {
     else dict.emplace_back(key, value);
   }
 
-  // ---- what every value can be asked
+  // ---- properties of all values
 
   static bool truth(const Value& v) {
     switch (v.kind) {
@@ -126,7 +126,7 @@ class Values {
          (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
          " is not possible or not supported");
   }
-  // What a loop goes over.
+  // The elements over which a loop goes.
   List elements(const Value& v) {
     List out;
     if (v.kind == Value::list) out = *v.elements;
@@ -158,7 +158,7 @@ class Values {
   Value attribute(const Value& of, const std::string& name) const {
     if (of.kind == Value::undefined) wrong("the attribute '" + shown(name) + "'", of);
     if (of.kind == Value::loop) return of_loop(of, name);
-    // What Python's dicts have: asking for one of these is not asking for an entry.
+    // Methods of Python's dicts, which are not entries.
     const bool method = is_one_of(" clear copy fromkeys get items keys pop popitem setdefault update values ", name);
     const bool has_own = of.kind == Value::dict ? method : of.kind != Value::space && of.kind != Value::none;
     if (name[0] == '_' || has_own) fail("'" + shown(name) + "' of " + name_of(of) + " is not supported here");
@@ -220,7 +220,7 @@ class Values {
         if (b.n == 0) fail("a division by zero");
         if (b.n == -1) return sign == "%" ? Value::of(Value::integer) : arithmetic("-", Value::of(Value::integer), a);
         const int64_t rest = a.n % b.n,
-                      low = rest != 0 && (rest < 0) != (b.n < 0) ? 1 : 0;  // as Python, towards minus infinity
+                      low = rest != 0 && (rest < 0) != (b.n < 0) ? 1 : 0;  // as in Python, towards minus infinity
         return Value::of(Value::integer, sign == "%" ? rest + low * b.n : a.n / b.n - low);
       }
       const bool over = sign == "+"   ? __builtin_add_overflow(a.n, b.n, &n)
@@ -239,8 +239,8 @@ class Values {
     wrong(quoted, is_number(a) || (a.kind == Value::text && b.kind != Value::text) ? b : a);
   }
 
-  size_t work_ = 0;  // characters, elements and steps so far
-  int line_ = 0;     // of the template
+  size_t work_ = 0;  // characters, elements and nodes so far
+  int line_ = 0;     // the line of the template that is running
 };
 
 }  // namespace jinja

@@ -1,4 +1,4 @@
-// The tokenizer of a directory: its own file, and what the files beside it say of it.
+// The tokenizer of a directory: its own file, and what other files of the directory say about it.
 #include <algorithm>
 #include <sstream>
 
@@ -7,18 +7,18 @@
 namespace llm {
 namespace {
 
-// How Qwen 2 and 3 split words; GPT-2's way is in steps.cpp.
+// The pattern with which Qwen 2 and 3 split words. That of GPT-2 is in steps.cpp.
 constexpr const char* kQwen2Words =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// What is a text, or an object with a text.
+// The text, if json is one or is an object with a text in `content`; otherwise null.
 const Json* content_of(const Json& json) {
   const Json& text = json.is_object() && json.contains("content") ? json["content"] : json;
   return text.is_string() ? &text : nullptr;
 }
 
-// The class that transformers has for the tokenizer, without the "Fast" at its end: tokenizer_config.json or
-// config.json name it, or else it is the usual one of the architecture. Empty if nobody says.
+// The class of the tokenizer in transformers, without "Fast" at its end: the one that tokenizer_config.json or
+// config.json names, or else the usual one of the architecture. Empty if it is not known.
 std::string class_of(const std::string& directory, const Fields& config) {
   const std::string path = directory + "/config.json";
   const Json json = file_exists(path) ? read_json(path) : Json::object();
@@ -47,7 +47,7 @@ int32_t number_in(const std::string& text, const std::string& what) {
 
 }  // namespace
 
-// A vocabulary and merges alone do not say how words are split.
+// From vocab.json and merges.txt, which do not say how words are split: known only for two families.
 void Tokenizer::read_vocabulary(const std::string& directory, const Fields& config, const std::string& type) {
   Json json = {
       {"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
@@ -75,9 +75,9 @@ void Tokenizer::read_vocabulary(const std::string& directory, const Fields& conf
   read_json(json, directory + "/vocab.json");
 }
 
-// Added tokens of the files beside the tokenizer's own. tokenizer.json has its own, which stay as they are there, and
-// those that it lacks are added, as transformers does. Beside other files they are cut out of the text as it is
-// written, whether they are normalized or not, as by the tokenizers that read such files.
+// Adds the added tokens of tokenizer_config.json or added_tokens.json. As in transformers, those of tokenizer.json stay
+// as they are, and those that it lacks are added. With other files, all added tokens are cut out of the text before it
+// is normalized, whether they are marked as normalized or not, as the tokenizers do that read such files.
 void Tokenizer::read_added_beside(const std::string& directory, const Fields& config, Source source) {
   const std::string older = directory + "/added_tokens.json";
   const bool behind = source == Source::json;
@@ -119,7 +119,7 @@ void Tokenizer::read_added_beside(const std::string& directory, const Fields& co
       add({item.key(), id_in(item.value(), older), is_special, behind && !is_special}, older);
     }
   }
-  // Pieces that tokenizer_config.json calls special.
+  // Pieces that tokenizer_config.json names as special.
   for (const std::string& text : special) {
     const auto known = [&](const Added& token) { return token.text == text; };
     if (std::none_of(added_.begin(), added_.end(), known) && id_of(text) >= 0)
@@ -128,9 +128,9 @@ void Tokenizer::read_added_beside(const std::string& directory, const Fields& co
   index_added();
 }
 
-// What is put around a text: add_bos_token and add_eos_token count with tokenizer.model, and with tokenizer.json where
-// the tokenizer is of Llama's kind; add_bos_token with GPT-2's two files, too. Elsewhere transformers does not read
-// them.
+// The tokens that are put around a text. As in transformers, add_bos_token and add_eos_token are read with a
+// tokenizer.model, and with a tokenizer.json if the tokenizer is of Llama's kind; with GPT-2's two files only
+// add_bos_token is.
 void Tokenizer::read_ends_beside(const Fields& config, const std::string& type, Source source) {
   const bool like_llama = source == Source::model || (source == Source::json && is_like_llama(type)),
              like_gpt2 = source == Source::vocabulary && type != "Qwen2Tokenizer", gemma = type == "GemmaTokenizer";
@@ -178,7 +178,7 @@ Tokenizer::Tokenizer(const std::string& directory) {
     return id >= 0 ? id : otherwise;
   };
   bos = token("bos_token", bos), eos = token("eos_token", eos);
-  if (!configured) {  // as the model's own file has them
+  if (!configured) {  // as the tokenizer's own file names them
     if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
     if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
   }

@@ -9,7 +9,7 @@ namespace llm {
 
 namespace {
 
-// GPT-2's names of bytes: those that can be printed are themselves, the others follow behind U+0100.
+// GPT-2's characters for bytes: printable bytes are themselves, the others are characters from U+0100 on.
 std::unordered_map<uint32_t, char> bytes_by_name() {
   std::unordered_map<uint32_t, char> out;
   for (uint32_t b = 0, next = 256; b < 256; ++b) {
@@ -19,7 +19,8 @@ std::unordered_map<uint32_t, char> bytes_by_name() {
   return out;
 }
 
-// A piece as byte-level BPE writes it, in bytes; added tokens are plain text, of which characters may have no byte.
+// The bytes of a piece that byte-level BPE has written. Added tokens are plain text, with characters that stand for no
+// byte.
 std::string from_byte_names(const std::string& text) {
   static const std::unordered_map<uint32_t, char> bytes = bytes_by_name();
   std::string out;
@@ -31,7 +32,7 @@ std::string from_byte_names(const std::string& text) {
   return out;
 }
 
-// The byte of a piece like "<0x41>", or -1.
+// The byte of a piece like "<0x41>", or -1 if it is none.
 int byte_of(const std::string& text) {
   if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' ||
       !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4])))
@@ -39,7 +40,7 @@ int byte_of(const std::string& text) {
   return std::stoi(text.substr(3, 2), nullptr, 16);
 }
 
-// A piece with spaces where SentencePiece has signs for them.
+// A piece with spaces in place of SentencePiece's signs for them.
 std::string with_spaces(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -93,7 +94,7 @@ Tokenizer::Added added_of(const Fields& fields, int32_t id) {
           flag("single_word")};
 }
 
-// What is put before a text and behind it.
+// The post-processor: the tokens before and after a text.
 void Tokenizer::read_ends(const Fields& fields, const std::string& type) {
   if (type == "ByteLevel") return;
   if (type != "TemplateProcessing") fields.refuse("the post-processor " + shown(type) + " is not supported");
@@ -110,7 +111,7 @@ void Tokenizer::read_ends(const Fields& fields, const std::string& type) {
   }
 }
 
-// Pieces of tokenizer.json, as bytes; returns them as the file spells them, as merges do.
+// Reads the pieces of tokenizer.json as bytes. Returns their ids by the spelling of the file, which merges use.
 Tokenizer::Spelled Tokenizer::read_pieces(const Fields& model) {
   Spelled spelled;
   const bool fallback = model.flag("byte_fallback", false);
@@ -170,7 +171,7 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
     if (at != spelled.end()) unknown_ = at->second;
   }
-  // How pieces are read back: a sign for spaces becomes one, and the first one of a text may not be its own.
+  // For decoding: signs become spaces, and the first space of a text may not belong to it.
   if (!byte_level_) {
     for (std::string& piece : pieces_) piece = with_spaces(piece);
     const Json* const decoder = fields.find("decoder");
@@ -208,7 +209,7 @@ Tokenizer Tokenizer::from_model(const std::string& bytes, const std::string& wha
 
 namespace {
 
-// The fields of a message: f(number, value of a number, bytes of a text or a message).
+// Calls f(field, value of a number, bytes of a text or message) for the fields of a message.
 template <class F>
 void each_field(std::string_view message, const std::string& what, const F& f) {
   const auto broken = [&]() -> Error { return Error(what + ": not a SentencePiece model"); };
@@ -235,7 +236,7 @@ void each_field(std::string_view message, const std::string& what, const F& f) {
   }
 }
 
-// What is in such a file.
+// The contents of such a file.
 struct PieceFile {
   struct Piece {
     std::string text;
@@ -299,12 +300,12 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
       ids_[piece.text] = int32_t(i);
     }
     add_piece(shown_as, int32_t(i), what);
-    // Those that users have defined are cut out of the text like added tokens, after normalization.
+    // User-defined pieces are cut out of the normalized text, like added tokens.
     if (piece.type == 4)
       add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
     if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true}, what);
   }
-  // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
+  // The rank of a merge is that of the resulting piece's score; equal scores give equal ranks.
   std::vector<float> scores;
   for (const PieceFile::Piece& piece : all) scores.push_back(piece.score);
   std::sort(scores.begin(), scores.end(), std::greater<float>());
@@ -319,7 +320,7 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
         merges_.emplace(uint64_t(uint32_t(left->second)) << 32 | uint32_t(right->second), Merge{rank, int32_t(i)});
     }
   }
-  // Spaces become signs, one before the text.
+  // Spaces become signs, and a sign is put before the text.
   strip_first_space_ = file.dummy_prefix;
   normalizers_.push_back([first = file.dummy_prefix](const std::string& text, Places& places) {
     return replaced(first ? prepended(text, kSign, places) : text, {" ", {}, {}, {}}, kSign, places);

@@ -1,4 +1,4 @@
-// What the files of the tokenizer share: patterns, the steps before BPE, and values of its JSON.
+// What the tokenizer's files share: patterns, the steps before BPE, and helpers for its JSON.
 #pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -9,7 +9,7 @@
 
 namespace llm {
 
-// A text, or a regular expression; or neither.
+// A literal text, or a regular expression, or neither.
 struct Pattern {
   std::string text;
   std::shared_ptr<pcre2_code> code;
@@ -17,7 +17,7 @@ struct Pattern {
   std::shared_ptr<pcre2_jit_stack> stack;
 
   bool given() const { return code != nullptr || !text.empty(); }
-  // f(begin, end) for each match; what it is looked for in is valid UTF-8.
+  // Calls f(begin, end) for each match. `in` must be valid UTF-8.
   template <class F>
   void each(std::string_view in, const F& f) const {
     if (!code) {
@@ -42,20 +42,20 @@ struct Pattern {
 Pattern regex(const std::string& pattern, const std::string& what);
 
 struct Tokenizer::Splitter {
-  std::string sign;                    // what stands for a space, if not "", and ...
-  bool always = false, first = false;  // ... is put before every part of a text, or before the first one
+  std::string sign;                    // replaces spaces, unless it is empty
+  bool always = false, first = false;  // it is also put before every part of a text, or before the first one
   Pattern pattern;
   enum Behavior { isolated, removed, with_previous, with_next } behavior = isolated;
   bool invert = false;
 };
 
-constexpr const char* kSign = "\xe2\x96\x81";  // SentencePiece's, for a space
-// Far more than anybody's vocabulary: a number costs the memory of all below it.
+constexpr const char* kSign = "\xe2\x96\x81";  // SentencePiece's sign for a space
+// More than any real vocabulary. There is a limit because a token id costs the memory of all ids below it.
 constexpr int32_t kMostTokens = 1 << 21;
 int32_t id_in(const Json& json, const std::string& what);
 Tokenizer::Added added_of(const Fields& fields, int32_t id);
 
-// Normalizers.
+// Normalizers. Places are explained at Tokenizer::Normalizer.
 using Places = std::vector<size_t>;
 std::string prepended(const std::string& text, const std::string& more, Places& places);
 std::string replaced(const std::string& text, const Pattern& pattern, const std::string& by, Places& places);

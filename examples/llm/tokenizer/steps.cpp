@@ -14,21 +14,21 @@ constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
 
 constexpr const char* kSpaces =
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-// As is_word() has them, but for joiners; outside of classes also the exponents and fractions of Latin-1.
+// The characters of is_word() except joiners. Outside of classes \w also has the exponents and fractions of Latin-1.
 constexpr const char* kWordCharacters =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}"
     "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
 constexpr const char* kWordNumbers = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
-// nullptr, and the error, where it is wrong.
+// A compiled pattern; if the pattern is wrong, nullptr and the error.
 std::shared_ptr<pcre2_code> compiled(const std::string& pattern, uint32_t options, int& error) {
   PCRE2_SIZE at = 0;
   const auto text = reinterpret_cast<PCRE2_SPTR>(pattern.data());
   return {pcre2_compile(text, pattern.size(), PCRE2_UTF | options, &error, &at, nullptr), pcre2_code_free};
 }
 
-// A pattern for PCRE2 that means what Oniguruma, which the files are written for, understands by this one, in the
-// syntax of Ruby. What both read in other ways, and models do without, is refused by name.
+// Translates a pattern in Oniguruma's Ruby syntax, for which the files are written, to one of PCRE2 that means the
+// same. What the two understand differently, and models do not use, is refused by name.
 class Translation {
  public:
   Translation(const std::string& pattern, const std::string& what) : pattern_(pattern), what_(what) {}
@@ -48,7 +48,7 @@ class Translation {
       else
         plain();
     }
-    return "(*LF)" + out_;  // what . and $ take for the end of a line
+    return "(*LF)" + out_;  // . and $ take only LF as the end of a line
   }
 
  private:
@@ -63,7 +63,7 @@ class Translation {
   void plain() {
     const auto is_any = [](char c, const char* of) { return c != 0 && std::strchr(of, c) != nullptr; };
     const char c = now(), next = now(1);
-    if (caseless_.back()) {  // one character may be several in the other case there: "ss" and U+DF
+    if (caseless_.back()) {  // for Oniguruma one character may match several in the other case: "ss" and U+DF
       const bool joined = (is_any(c, "fF") && is_any(next, "fFiIlL")) || (is_any(c, "sS") && is_any(next, "sStT"));
       if (static_cast<unsigned char>(c) >= 0x80 || (joined && !in_class_))
         refuse("(?i", "with what has several characters in another case, or is not ASCII,");
@@ -92,7 +92,7 @@ class Translation {
     if (now(1) == '?' || now(1) == '*') refuse(pattern_.substr(at_, 4));
     take(1);
   }
-  // {2}+ is no possessive form there, {2}? may be nothing at all, and {,2} is {0,2}.
+  // In Oniguruma {2}+ is not possessive, {2}? may match nothing, and {,2} is {0,2}.
   void repetition() {
     const size_t end = pattern_.find_first_not_of("0123456789,", at_ + 1);
     if (end != std::string::npos && end > at_ + 1 && pattern_[end] == '}') {
@@ -123,7 +123,7 @@ class Translation {
     else
       at_ += 1, out_ += '\\', plain();
   }
-  // A script's name means those that have the script, and for PCRE2 also those that are used with it.
+  // The name of a script means characters of that script, and in PCRE2 also those that are used with it.
   void property() {
     const size_t end = pattern_.find('}', at_);
     if (now(2) != '{' || end == std::string::npos) refuse(pattern_.substr(at_, 3));
@@ -137,7 +137,7 @@ class Translation {
   const std::string& what_;
   size_t at_ = 0;
   bool in_class_ = false;
-  std::vector<bool> caseless_{false};  // for each group that is open
+  std::vector<bool> caseless_{false};  // for each open group
   std::string out_;
 };
 
@@ -161,7 +161,8 @@ Pattern regex(const std::string& pattern, const std::string& what) {
 
 namespace {
 
-// utf8proc_map() takes the square of the length of a run of marks to sort it, and a text may be nothing else.
+// A normal form of a text. Replaces utf8proc_map(), which sorts a run of n marks in n^2 steps, and a text may be one
+// run.
 std::string composed(std::string_view text, int options) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }))
     return std::string(text);
@@ -185,15 +186,15 @@ std::string composed(std::string_view text, int options) {
   return out;
 }
 
-// Characters that never join what is before them: ASCII, Chinese and Japanese ones and their punctuation, Hangul
-// syllables. There are others, which a text can do without.
+// Whether a character never composes with those before it: ASCII, Chinese and Japanese characters and their
+// punctuation, Hangul syllables. There are others, but this list is enough.
 bool begins_anew(uint32_t c) {
   return c < 0x80 || (c >= 0x3001 && c <= 0x3029) || (c >= 0x3041 && c <= 0x3096) || (c >= 0x30a1 && c <= 0x30fa) ||
          (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) || (c >= 0xac00 && c <= 0xd7a3);
 }
 
-// A normal form of a text, and its places. What stands behind the beginning of such a character is made on its own: so
-// the text before a place need not be made again for each.
+// A normal form of a text, and its places. A text can be cut before a character that begins anew, and each part is
+// normalized alone, so that the text before a place is not normalized again for each place.
 std::string composed_in_parts(std::string_view text, int options, Places& places) {
   std::string out;
   size_t done = 0, least = 0;
@@ -225,7 +226,7 @@ std::string lowered(std::string_view text, Places& places) {
   return out;
 }
 
-// A pattern is a text or a regular expression.
+// The field `pattern`: a text or a regular expression.
 Pattern pattern_of(const Fields& fields) {
   const Fields pattern = fields.object("pattern");
   const Pattern out =
@@ -234,7 +235,7 @@ Pattern pattern_of(const Fields& fields) {
   return out;
 }
 
-// What is put into texts.
+// A field with a text that is inserted into texts.
 std::string short_text(const Fields& fields, const char* name) {
   const std::string text = fields.text(name);
   if (text.size() > 256) fields.refuse(name, "a text of more than 256 bytes");
@@ -250,11 +251,11 @@ std::string prepended(const std::string& text, const std::string& more, Places& 
 
 std::string replaced(const std::string& text, const Pattern& pattern, const std::string& by, Places& places) {
   std::string out;
-  size_t done = 0, at = 0;  // at: of the places
+  size_t done = 0, at = 0;  // at: index of the next place
   pattern.each(text, [&](size_t begin, size_t end) {
     for (; at < places.size() && places[at] <= begin; ++at) places[at] = out.size() + places[at] - done;
     out.append(text, done, begin - done);
-    // What is replaced belongs to a part that has some of it.
+    // What is replaced belongs to a part that overlaps it.
     for (; at < places.size() && places[at] < end; ++at)
       places[at] = std::max(out.size() + (at % 2 == 1 ? by.size() : 0), at > 0 ? places[at - 1] : 0);
     out.append(by);
@@ -326,7 +327,7 @@ void Tokenizer::read_splitter(const Fields& fields, const std::string& type) {
   if (does_something) splitters_.push_back(std::make_shared<const Splitter>(step));
 }
 
-// A step, or a Sequence of some.
+// Reads one step, or a Sequence of steps.
 void Tokenizer::read_steps(const Json& json, const char* list, const std::string& what, Read read) {
   const Fields fields(json, what);
   const std::string type = fields.text("type");
@@ -345,7 +346,7 @@ std::string Tokenizer::normalize(std::string_view text, Places& places) const {
   if (text.empty()) return out;
   for (const Normalizer& step : normalizers_) {
     out = step(out, places);
-    // No step that is meant seriously makes 32 bytes of one; a few that are not would fill the memory.
+    // No serious normalizer makes 32 bytes of one, and a few malicious ones would fill the memory.
     if (out.size() > 32 * text.size() + 1024)
       throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " +
                   std::to_string(text.size()));
@@ -353,7 +354,7 @@ std::string Tokenizer::normalize(std::string_view text, Places& places) const {
   return out;
 }
 
-// Splits a piece of text by the steps from this one on, and merges what comes out at the end.
+// Splits a piece of text with the steps from `index` on, and merges what comes out of the last one.
 void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out) const {
   if (word.empty()) return;
   if (index == splitters_.size()) return merge(word, out);
@@ -370,8 +371,8 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
   }
   if (!step.pattern.given()) return split(word, index + 1, first, out);
 
-  // Matches and what lies between them.
-  std::vector<std::pair<size_t, bool>> ends;  // of each part; whether it is a match
+  // Parts: matches, and what lies between them.
+  std::vector<std::pair<size_t, bool>> ends;  // the end of each part; whether it counts as a match
   size_t done = 0;
   step.pattern.each(word, [&](size_t begin, size_t end) {
     if (begin > done) ends.emplace_back(begin, step.invert);

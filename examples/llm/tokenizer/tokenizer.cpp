@@ -10,7 +10,7 @@ namespace llm {
 
 // ---- BPE ------------------------------------------------------------------------------------------------------------
 
-// A part of a word, and its neighbours' places; -1: there is none.
+// A token of a word that is being merged, and the indices of its neighbours (-1: none).
 struct Tokenizer::Symbol {
   int32_t id, previous, next;
 };
@@ -26,7 +26,8 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
   for (int32_t i = 0; i >= 0; i = symbols[size_t(i)].next) out.push_back(symbols[size_t(i)].id);
 }
 
-// The bytes or characters of a word. What is no token becomes the tokens of its bytes, or else the unknown one.
+// The bytes or characters of a word as tokens. One that is not a token becomes the tokens of its bytes, or else the
+// unknown token.
 std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) const {
   std::vector<Symbol> out;
   out.reserve(word.size());
@@ -49,14 +50,14 @@ std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) cons
   return out;
 }
 
-// Neighbours are joined, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table.
-// A heap of pairs and a list of neighbours: a word of a million letters takes n log n steps.
+// Merges neighbours, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table.
+// With a heap of pairs and a linked list, a word of n letters takes n log n steps.
 void Tokenizer::join(std::vector<Symbol>& symbols) const {
   struct Pair {
     int32_t rank, left, left_id, right_id, id;
     bool operator<(const Pair& other) const {
       return rank != other.rank ? rank > other.rank : left > other.left;
-    }  // the queue gives the largest
+    }  // the queue returns the largest
   };
   std::vector<Pair> room;
   room.reserve(symbols.size());
@@ -73,7 +74,7 @@ void Tokenizer::join(std::vector<Symbol>& symbols) const {
     pairs.pop();
     Symbol& left = symbols[size_t(pair.left)];
     if (left.id != pair.left_id || left.next < 0 || symbols[size_t(left.next)].id != pair.right_id)
-      continue;  // no longer there
+      continue;  // the pair is no longer there
     Symbol& right = symbols[size_t(left.next)];
     left.id = pair.id, right.id = -1;
     left.next = right.next;
@@ -92,7 +93,7 @@ bool is_within_word(std::string_view text, size_t begin, size_t end) {
          (end < text.size() && is_word(code_point(text.substr(end))));
 }
 
-// Where the spaces before a place begin, from `least` on, and where those behind it end.
+// Where the spaces before a place begin, but not before `least`; and where the spaces after it end.
 size_t before_spaces(std::string_view text, size_t least, size_t at) {
   while (at > least) {
     const std::string_view last = last_character(text.substr(least, at - least));
@@ -117,13 +118,12 @@ bool Tokenizer::Origins::allow(const Added& token, size_t begin, size_t end) con
   return true;
 }
 
-// Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the
-// others.
+// Cuts added tokens out of a text: first those that are not normalized, then, in the normalized rest, the others.
 void Tokenizer::segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const {
   const Trie& trie = tries_[normalized ? 1 : 0];
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !trie.ends.empty();) {
-    const Added* found = nullptr;  // the longest that fits
+    const Added* found = nullptr;  // the longest one
     uint64_t node = 0;
     for (size_t end = at; end < text.size();) {
       const auto next = trie.next.find(node << 8 | static_cast<unsigned char>(text[end]));
@@ -149,14 +149,14 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
   between(text, done, text.size(), normalized, origins, first && done == 0, out);
 }
 
-// The part [from, to) of a text, between its added tokens.
+// Encodes the part [from, to) of a text, between added tokens.
 void Tokenizer::between(std::string_view text, size_t from, size_t to, bool normalized, const Origins& origins,
                         bool first, Ids& out) const {
   const std::string_view part = text.substr(from, to - from);
   if (part.empty()) return;
   if (normalized) return split(part, 0, first, out);
   Origins inside{{}, origins.control};
-  std::vector<size_t> places;  // of what came from elsewhere: two of each
+  std::vector<size_t> places;  // begin and end of each part that comes from a message
   if (!tries_[1].ends.empty()) {
     const auto behind = [&](const Plain& plain) { return plain.end <= from; };
     auto plain = std::partition_point(origins.plain.begin(), origins.plain.end(), behind);

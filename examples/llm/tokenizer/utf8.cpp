@@ -8,8 +8,8 @@ namespace llm {
 
 namespace {
 
-// The length of the character that begins at text[0]: > 0 if it is whole, 0 if more bytes are needed, < 0 if so many
-// bytes can begin none.
+// The length of the character that begins at text[0]; 0 if more bytes are needed; -n if the first n bytes are not the
+// beginning of a character that could go on.
 int character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -58,7 +58,7 @@ bool is_space(uint32_t c) {
   return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
-// Rust's \w: Alphabetic, marks, decimal digits, connectors and joiners.
+// \w of Rust: Alphabetic, marks, decimal digits, connectors and joiners.
 bool is_word(uint32_t c) {
   const auto category = utf8proc_category(utf8proc_int32_t(c));
   const bool is_circled = (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||

@@ -1,4 +1,4 @@
-// Texts of UTF-8, and its characters.
+// UTF-8 texts and their characters.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace llm {
 
-// Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a character.
+// Replaces bytes that are not UTF-8 by U+FFFD, one for each maximal part of a character.
 std::string valid_utf8(std::string_view text);
 
-// Whole characters out of bytes that come in any pieces: what add() and end() return, joined, is valid_utf8() of all
-// bytes.
+// Makes whole characters of bytes that come in any pieces. Joined, the results of add() and end() are valid_utf8() of
+// all bytes.
 class Utf8Stream {
  public:
   std::string add(std::string_view bytes);
@@ -22,7 +22,7 @@ class Utf8Stream {
 };
 
 std::string utf8_of(uint32_t c);
-// The first character of valid UTF-8, its length, and the last one.
+// Of valid UTF-8: the first character, its length in bytes, and the bytes of the last character.
 uint32_t code_point(std::string_view text);
 size_t length_at(std::string_view text);
 std::string_view last_character(std::string_view text);
