@@ -381,7 +381,7 @@ class Bench {
   double bandwidth_;
 };
 
-// The tokens/s of a run with --json, for the prompt of so many tokens and for each context. Throws if the run lacks
+// The tokens/s of a run with --json, for the prompt of this many tokens and for each context. Throws if the run lacks
 // one, or if it does not have the same device, size of weights, types and number of texts as `now`.
 std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_t prompt,
                                         const std::vector<int64_t>& contexts) {
@@ -413,7 +413,7 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
 
 }  // namespace
 
-// For each context: reads so many random tokens, then times steps. Returns 1 if anything is slower than before by more
+// For each context: reads as many random tokens, then times steps. Returns 1 if anything is slower than before by more
 // than 5 %.
 int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
           const std::optional<Json>& before) {

@@ -23,7 +23,7 @@ struct RopeConfig {
   std::vector<double> short_factors, long_factors;  // longrope
   int64_t positions = 0;                            // dynamic: for longer texts the base grows
 
-  // rotary_dim / 2 frequencies, for texts of so many tokens.
+  // rotary_dim / 2 frequencies, for texts of `length` tokens.
   std::vector<float> frequencies(int rotary_dim, int64_t length) const;
   // Whether keys that were rotated for texts of `from` tokens are wrong in a text of `to` tokens (longrope).
   bool differs(int64_t from, int64_t to) const;

@@ -29,7 +29,7 @@ struct ModelOptions {
 };
 
 constexpr int64_t kMostTexts = 4096;  // that can be decoded together
-constexpr int64_t kRing = 64;         // so many tokens of a text the device may be ahead of the host
+constexpr int64_t kRing = 64;         // the device may be this many tokens of a text ahead of the host
 
 // The memory plan, in bytes.
 struct Plan {
@@ -70,8 +70,8 @@ class Model {
   void begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed);
   void choose_next(int64_t text, int64_t texts = 1);
   void step(int64_t longest);  // longest: the length of the longest text, including the token that this step reads
-  // Speculation: the same for a single text of so many tokens, with guesses of those that follow. Samples as many
-  // tokens as are guessed right from the first guess on, and one more: the tokens that so many calls of step() would
+  // Speculation: the same for a single text of this many tokens, with guesses of those that follow. Samples as many
+  // tokens as are guessed right from the first guess on, and one more: the tokens that as many calls of step() would
   // give, unless angles depend on the length of the text.
   void step(int64_t length, int32_t last, const std::vector<int32_t>& guesses);
   int32_t token(int64_t text, int64_t n);
@@ -153,7 +153,7 @@ class Model {
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::vector<std::function<void()>> decode_;  // captured steps, with 0 guesses, 1, ...
-  int64_t recorded_for_ = 0;                   // for texts of up to so many tokens
+  int64_t recorded_for_ = 0;                   // for texts of up to this many tokens
   const WalkCalls* walk_calls_ = nullptr;      // null: steps of this model are separate calls
   Walk walk_;
   Buffer<WalkLayer> walk_layers_;

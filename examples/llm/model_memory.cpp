@@ -77,7 +77,7 @@ void Model::plan_memory() {
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
-        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // so many choices are sorted in one go
+        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // this many choices are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_.free = device_.free_bytes(plan_.mapped);
   plan_.context = options_.context;

@@ -400,7 +400,7 @@ class Writer {
   }
 
   // A step with guesses for the one text. steps: the next token has not been asked for yet. Returns how many guesses
-  // were right: so many more tokens than one were taken.
+  // were right; it takes one token more than that.
   int64_t guess(bool steps) {
     Text& text = texts_[0];
     const int64_t length = int64_t(text.ids.size());

@@ -32,7 +32,7 @@ struct Settings {
   bool ignore_eos = false;
   std::string chat_template;                    // a name or a file
   std::vector<std::string> template_variables;  // NAME=VALUE
-  int64_t sinks = -1;  // with 0 or more, texts continue when the context is full: so many first tokens are kept
+  int64_t sinks = -1;  // >= 0: texts continue when the context is full, and this many first tokens are kept
   int64_t lookup = 0;  // tokens that a step guesses at most
 
   // Writes a line to stderr, unless --quiet is given.
@@ -56,7 +56,7 @@ std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most);
 // terminal, or with --quiet.
 class ProgressLine {
  public:
-  ProgressLine(const Settings& settings, const char* what, double after);  // not shown before so many seconds
+  ProgressLine(const Settings& settings, const char* what, double after);  // not shown before this many seconds
   static bool can_show(const Settings& settings);
   ~ProgressLine() { erase(); }
   ProgressLine(const ProgressLine&) = delete;
@@ -127,8 +127,8 @@ class Session {
   uint64_t seed = 0;
   int64_t tokens() const;  // how many tokens both model and tokenizer have
 
-  // Loads the model for so many texts; the constructor only reads what describes it. Texts whose angles depend on their
-  // length are generated one after the other.
+  // Loads the model for this many texts; the constructor only reads what describes it. Texts whose angles depend on
+  // their length are generated one after the other.
   void load(int64_t sequences);
   ModelOptions options(int64_t sequences) const;
   Json about() const;  // what the JSON of every run says: the device, the context, and the positions of the model

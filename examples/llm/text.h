@@ -20,7 +20,7 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
-// With so many digits after the decimal point.
+// With `digits` digits after the decimal point.
 std::string fixed(double x, int digits);
 // A list for people: "a, b", with `last` before the last one.
 std::string listed(const std::vector<std::string>& all, const char* last = ", ");

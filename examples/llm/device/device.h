@@ -45,8 +45,8 @@ class Device {
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for earlier calls
   virtual void synchronize() = 0;
   virtual bool idle() = 0;            // whether all calls have ended
-  virtual int64_t chunk() const = 0;  // so many tokens of a prompt keep the device busy
-  virtual int ahead() const = 0;      // so many steps are queued ahead of the one whose token is awaited
+  virtual int64_t chunk() const = 0;  // this many tokens of a prompt keep the device busy
+  virtual int ahead() const = 0;      // this many steps are queued ahead of the one whose token is awaited
   // A function that repeats these calls with the same arguments: on a GPU a captured graph.
   virtual std::function<void()> record(const std::function<void()>& calls) = 0;
 

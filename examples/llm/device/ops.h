@@ -21,13 +21,13 @@ enum class Type : uint8_t {
   i4
 };  // f8 (e4m3) and i8: a scale for each row. i4: a scale for each 32 columns.
 constexpr int kTypes = 6, kGroup = 32;
-// --inputs quantizes the inputs of products with at least so many rows. A product with 14336 x 4096 weights of int8 and
-// e4m3 takes an H200, with 128 rows, 22 and 23 us with inputs of 8 bits and 35 and 34 us with 16 bits; with 64 rows 20
-// and 20 against 24 and 22, and quantizing comes on top (bench/results/h200: e4m3_row and int8_row in matmul.json and
-// matmul_in_eight.json).
+// --inputs quantizes the inputs of products with at least this many rows. A product with 14336 x 4096 weights of int8
+// and e4m3 takes an H200, with 128 rows, 22 and 23 us with inputs of 8 bits and 35 and 34 us with 16 bits; with 64 rows
+// 20 and 20 against 24 and 22, and quantizing comes on top (bench/results/h200: e4m3_row and int8_row in matmul.json
+// and matmul_in_eight.json).
 constexpr int64_t kManyRows = 128;
 constexpr int kInvariantParts = 16;  // into which --batch-invariant splits the keys of each text (split-KV)
-// With up to so many queries of each sequence, keys are split among all threads or blocks: always in decode(), and in
+// With up to this many queries of each sequence, keys are split among all threads or blocks: always in decode(), and in
 // attention() of a prompt's chunk where that is faster.
 constexpr int kFewQueries = 8, kChunkQueries = 512;
 
@@ -101,7 +101,7 @@ struct Cache {
   const int32_t* table = nullptr;
   int64_t pages = 0, page = 0;  // pages in a row of the table; positions in a page
   float *key_scales = nullptr, *value_scales = nullptr;  // int8: one for each position and head
-  // A ring of so many positions: the first `sinks` stay, and in the others a new key replaces the oldest. 0: no ring.
+  // A ring of this many positions: the first `sinks` stay, and in the others a new key replaces the oldest. 0: no ring.
   int64_t ring = 0, sinks = 0;
 };
 
@@ -111,7 +111,7 @@ struct Heads {
 
 struct Attend {
   Heads shape;
-  int64_t window = 0;  // a query sees so many keys, its own included; 0: all
+  int64_t window = 0;  // a query sees this many keys, its own included; 0: all
   float scale = 1, cap = 0;
 };
 
@@ -185,7 +185,7 @@ struct RowCalls {
   // appends keys and values to the cache.
   const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* raw, const Norm& q_norm, const Norm& k_norm,
                         const Rope&, const Cache&, void* queries);
-  // Reads so many bytes, a multiple of 4096, to measure the bandwidth of memory.
+  // Reads `bytes` bytes, a multiple of 4096, to measure the bandwidth of memory.
   const char* (*read_all)(const Place&, const void* from, size_t bytes, uint32_t* out);
   // Routes rows to experts by the router's logits, and sorts the rows by expert.
   const char* (*route)(const Place&, const Experts&, int64_t rows);
@@ -219,7 +219,7 @@ struct ProductCalls {
   bool (*makes)(Type cache);
   // Whether qkv() and up() of a single row can apply the RMSNorm themselves, which saves a launch.
   bool folds;
-  int64_t decodes_from;  // from so many rows on, products gain by dequantizing to Place::room; 0: never
+  int64_t decodes_from;  // from this many rows on, products gain by dequantizing to Place::room; 0: never
   bool (*takes_codes)(const Place&);  // whether inputs may be quantized (on a GPU: if it multiplies them in 8 bits)
   const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&,
                      const Cache&, void* q);

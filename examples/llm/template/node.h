@@ -19,7 +19,7 @@ using Text = std::u32string;
 constexpr char32_t kCharacter = 0x1fffff, kByModel = 1 << 24, kByOthers = 2 << 24;
 
 constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // greatest depth of a template, of its calls and its values
-constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // limit of characters and elements made; a node counts as so many
+constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // limit of characters and elements made; a node counts as kNodeWork
 constexpr size_t kLongestRange = 100000;           // as in Jinja's sandbox
 
 [[noreturn]] inline void fail(int line, const std::string& why) {

@@ -6,7 +6,7 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // a head has so many chunks of 32 columns
+template <int kChunks>  // a head has this many chunks of 32 columns
 struct AttendingThread : Thread {
   using Thread::Thread;
 

@@ -55,7 +55,7 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 // Scales rows down before they are rounded to half, which ends at 65,504; a model's residual stream may be larger.
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // query heads with the same keys in a block; keys read at once
-// Up to so many keys are not split, because partial results would go through memory once more. Split, the 12 layers
+// Up to this many keys are not split, because partial results would go through memory once more. Split, the 12 layers
 // after 190 tokens take 3 % longer on an H200, in int4 11 %, and Llama-3.2-1B 4 %. On an H100, in us (Mistral-7B in
 // fp16 and int4, Llama-3.2-1B): after 380 tokens 1,863, 664, 874 with 2 * kKeysAtOnce and 1,850, 639, 874 with 3; after
 // 420 tokens 1,849, 650, 868 with 3 and 1,866, 650, 891 with 4.

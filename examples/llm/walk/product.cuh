@@ -34,7 +34,7 @@ struct PairProduct {
   // The offset of the residuals after the inputs. It puts them in other banks than the inputs that are read at the same
   // time: lanes t read 16 bytes at every 16, or with 8-bit weights at every 32.
   static __host__ __device__ __forceinline__ int residuals_at(int cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
-  // The bytes of so many inputs, with residuals or without.
+  // The bytes of this many inputs, with residuals or without.
   static int64_t bytes(int cols, bool residuals) { return residuals ? residuals_at(cols) + 2 * cols : 2 * cols; }
 
   // Stores inputs: of each lane two neighbours from column `first` on, and more of them at distances of kStep columns,

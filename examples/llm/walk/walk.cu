@@ -38,7 +38,7 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // a head has so many chunks of 32 columns
+template <int kChunks>  // a head has this many chunks of 32 columns
 struct Worker : AttendingThread<kChunks> {
   using Base = AttendingThread<kChunks>;
   using Base::p, Base::w, Base::shared, Base::room, Base::inputs, Base::tag, Base::keys, Base::newest;
@@ -194,7 +194,7 @@ struct Worker : AttendingThread<kChunks> {
     return squares;
   }
 
-  // Two columns of the token's embedding, so many apart.
+  // Two columns of the token's embedding, `apart` columns apart.
   __device__ __forceinline__ float2 embedding(int column, int apart = 1) const {
     const Matrix& table = w.embedding;
     const int32_t id = p.tokens.ids[0];
