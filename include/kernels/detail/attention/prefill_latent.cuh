@@ -1,25 +1,28 @@
-// Attention of many queries for sm_90a over latents (MLA): keys of 576 columns, of which 512 are the values as well, so
-// that both are read once.
+// Prefill kernel for MLA latents on sm_90a: keys have 576 columns, and 512 of these columns are also the values, so
+// that a key tile is read once and serves both products. decode() uses the same kernel (decode_latent.cuh).
 //
-//   warpgroup 0      the producer: copies queries, and tiles of 64 keys to two stages
-//   warpgroups 1, 2  consumers: logits of every other tile by wgmma, and their softmax; and of all tiles weights times
-//                    half of the values' 512 columns
+//   warpgroup 0      producer: copies queries, and tiles of 64 keys to a pipeline of two stages
+//   warpgroups 1, 2  consumers: each makes the logits (wgmma) and the softmax of every other key tile, and multiplies
+//                    the weights of all key tiles by its half of the 512 value columns
 //
 //   shared memory:   | queries 64 x 512 | keys 64 x 576 | keys 64 x 576 | weights 64 x 64 | weights |
-//                                       | values 64 x 512 |
+//                                       | values 64 x 512 |   the same memory as the keys
 //
 //   warpgroup 1:     | K0 | softmax 0 | V0 | V1    | K2 | softmax 2 | V2 | V3    |
 //   warpgroup 2:          | K1        | V0 | softmax 1 | V1 | K3    | V2 | softmax 3 | V3 |
 //
-// Outputs of 64 rows take the registers of two warpgroups. Each goes on with the largest logits that the other has
-// found, so that tiles are added up in their order, and gets the weights of the other's tiles through shared memory.
-// While the second half of a pair of tiles is multiplied with its weights, the keys of the next pair's first half come
-// in. The last 64 columns of queries lie in registers.
+//   Ki: the product of the queries and key tile i.   Vi: the product of the weights and the values of key tile i.
 //
-// In decode() the two blocks of a cluster may have a tile of queries together, each half of its keys:
+// The accumulator of 64 rows by 512 columns takes the registers of two warpgroups. A warpgroup publishes the running
+// maximum and the weights of its key tiles in shared memory, and the other one continues from that maximum. So key
+// tiles are accumulated in their order. While the second key tile of a pair is multiplied by its weights, the producer
+// already copies the first key tile of the next pair. The last 64 columns of the queries are kept in registers.
 //
-//   block 0:   | keys | outputs 0-255 | outputs 256-511 |     sums of both rows' exponentials go both ways; then block
-//   block 1:   | keys | outputs 0-255 | outputs 256-511 |     0 gets and finishes 0-255 of both, block 1 the others
+// With split keys (decode()), the two blocks of a cluster may share a query tile; each of them takes half of the keys:
+//
+//   block 0:   | keys | outputs 0-255 | outputs 256-511 |     the blocks exchange maxima and sums through distributed
+//   block 1:   | keys | outputs 0-255 | outputs 256-511 |     shared memory. Then block 0 receives the other's outputs
+//                                                           0-255 and finishes these columns, block 1 columns 256-511
 #pragma once
 
 #include "prefill_hopper_producer.cuh"
@@ -28,7 +31,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The column of keys at which values begin, where these are columns of the keys; otherwise -1.
+// The column of the keys at which the values begin, if the values are columns of the keys; -1 if they are not.
 template <class K, class V, class Where>
 KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   if constexpr (std::is_same<typename K::Element, typename V::Element>::value) {
@@ -42,16 +45,24 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   }
 }
 
-// H100, 128 heads, bfloat16, 4,096 keys: 32 sequences take 81 us, 64 take 137. Tried by cp.async, when these took 82
-// and 141: three stages of 48 keys, for which weights take the place of 64 columns that are no values, 89 and 148;
-// these stages and a warpgroup that makes all weights, for two that make outputs, 87 and 150. By the TMA unit: boxes
-// that go to both blocks of a cluster, which have two tiles of a sequence's queries, take 217 us for 64 sequences,
-// as each stage waits for both blocks then.
+// H100, bfloat16, 128 heads, 4,096 keys: 32 sequences take 81 us, 64 sequences take 137 us. Alternatives that were
+// slower:
 //
-// H200 (CUDA 13.0, 2026-11, a program that was not kept), 64 sequences, 137 us, or 122 if only the first keys are
-// copied: such boxes again, with producers that tell each other of room and of nothing else, 142; logits of odd tiles
-// behind those of even ones, so that a softmax runs beside a product, 135, or 112 with no copies; these with such boxes
-// 140; values of even tiles ahead of the logits of odd ones 148; 128 columns of queries in registers 139.
+// With cp.async, when the present design took 82 us (32 sequences) and 141 us (64 sequences):
+// - three stages of 48 keys, whose weights overwrite the 64 columns that are no values: 89 and 148 us;
+// - the same stages, and one warpgroup that makes all weights for two that accumulate outputs: 87 and 150 us.
+//
+// With TMA, 64 sequences:
+// - multicast to both blocks of a cluster, which have two query tiles of a sequence: 217 us, as each stage waits for
+//   both blocks.
+//
+// H200 (CUDA 13.0, 2026-11, ad hoc benchmark), 64 sequences: 137 us, or 122 us if only the first keys are copied.
+// Variants:
+// - multicast, with producers that tell each other only of free stages: 142 us;
+// - logits of odd key tiles issued behind those of even ones, so that a softmax overlaps a product: 135 us, or 112 us
+//   without copies; together with multicast 140 us;
+// - values of even key tiles ahead of the logits of odd ones: 148 us;
+// - 128 columns of the queries in registers: 139 us.
 template <class P>
 struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   using Items = HopperItems<P, 64, 64, 2, 1, true, P::kSplits>;
@@ -62,9 +73,9 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static constexpr int kGroups = 1, kDim = kLatentDim, kCols = kLatentCols, kRuns = kDim / 64;
   static constexpr int max_threads = 384, registers = 168;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static constexpr int kHeldRuns = 1;  // of queries, in registers
+  static constexpr int kHeldRuns = 1;  // runs of 64 query columns that are kept in registers
   using Queries = TileLayout<kDim - kHeldRuns * 64, 128, kRows>;
-  // Of keys, columns up to kMiddle, and the others.
+  // A stage is two halves of its columns with a pair of barriers each: columns [0, kMiddle), and the rest.
   static constexpr int kMiddle = kCols / 2;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
   using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
@@ -74,11 +85,13 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
 
   struct Shared {
-    float largest[kStages][kRows], sums[2][kRows];  // of a tile's logits, times log2(e); of the consumers' exponentials
-    uint64_t states[kRows];                         // of the other block's rows
+    // Of the key tile in a stage: the running maximum (of logits times log2(e)). sums: of the exponentials of each
+    // consumer's own key tiles.
+    float largest[kStages][kRows], sums[2][kRows];
+    uint64_t states[kRows];  // running maximum and sum of the paired block's rows
     uint64_t keys_full[kStages][2], keys_empty[kStages][2], weights_full[kStages], queries_full, sums_full,
         item_full[kItems], item_empty[kItems];
-    uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
+    uint64_t states_full, outputs_full, other_done;  // signalled by the paired block
     Item items[kItems];
     PrefillRows sought[Items::kSought];
   };
@@ -95,11 +108,11 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static __device__ __forceinline__ unsigned char* weights_of(unsigned char* memory, int stage) {
     return stage_of(memory, kStages) + stage * kWeightBytes;
   }
-  // Of a tile's runs of 64 columns the first of values.
+  // The first run of 64 columns in a key tile that belongs to the values: 0 or 1.
   static __device__ __forceinline__ int value_run(const P& p) { return value_column(p.kv) == 0 ? 0 : 1; }
 
-  // Two blocks that have a tile of queries together. The second has the second half of the keys, and each gets half of
-  // the columns of the results.
+  // Whether the two blocks of this cluster share a query tile. The block of rank 1 takes the second half of the keys,
+  // and each block finishes half of the output columns.
   static __device__ __forceinline__ bool paired() { return P::kSplits && arch::cluster_size() > 1; }
   static __device__ __forceinline__ void take_half(PrefillRows& rows) {
     if (!paired()) return;
@@ -182,8 +195,8 @@ struct LatentProducer : HopperItemProducer<Parts> {
   }
 };
 
-// The warpgroup with the first or the second half of the outputs' columns, that makes the weights of even or of odd
-// tiles.
+// A consumer warpgroup. Group 0 makes the weights of even key tiles and accumulates the first half of the output
+// columns; group 1 makes the weights of odd key tiles and accumulates the second half.
 template <class Parts, int kGroup>
 struct LatentConsumer : Parts {
   using P = typename Parts::Problem;
@@ -194,19 +207,19 @@ struct LatentConsumer : Parts {
   using Tiles = typename Parts::Tiles;
   using Parts::kKeys, Parts::kRunBytes;
   static constexpr int kCols = Parts::kCols / 2;
-  // Outputs of 256 columns are shrunk where a logit is larger than those before by more than a factor of so many bits
-  // in its exponential: 32 sequences of 4,096 keys with 128 heads take 82 us, and 84 where any larger one does that
-  // (H100).
+  // Lazy rescaling: outputs of 256 columns are rescaled only when the running maximum grows by more than kSlack (to the
+  // base of 2). H100, 32 sequences of 4,096 keys, 128 heads: 82 us, and 84 us if every new maximum rescales.
   static constexpr int kSlack = 8;
   using Work = PrefillWork<P, TK, 1, kKeys, kCols, 4 + 4 * kGroup, kSlack>;
-  static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;  // of the products of 16 columns
+  // the first wgmma step (16 columns) whose queries are in registers
+  static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;
   static constexpr int kOwnBarrier = Parts::kProducerBarrier + 1 + kGroup;
-  // The keys' place has room for what is left: the next tile of queries is not looked for until all of this one is
-  // done.
+  // Partial results are staged where the keys were. This is safe as kItems is 1: the producer does not start the next
+  // query tile before this one is finished.
   using Left = LeftRows<kCols>;
   static_assert(2 * Left::kBytes <= Parts::kStages * Parts::kStageBytes && Parts::kItems == 1, "room for results");
 
-  // The columns of queries behind those in shared memory, in the fragments of mma.
+  // The query columns that are not in shared memory, as A fragments of wgmma.
   struct HeldQueries {
     uint32_t fragments[Parts::kHeldRuns * 4][4];
     __device__ __forceinline__ HeldQueries(const P& p, const PrefillRows& rows) {
@@ -263,18 +276,18 @@ struct LatentConsumer : Parts {
     });
   }
 
-  // On the way through the tiles of keys that the rows see.
+  // The loop over the key tiles that the rows see.
   struct Attending {
     const P& p;
     Shared& shared;
     const Item& item;
     unsigned char* const memory;
-    Parities& at;  // of the stages
+    Parities& at;  // barrier phases of the stages
     const int first_value_run;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const HeldQueries held;
-    int first_whole, last_whole;  // tiles that the warp's rows see as a whole
+    int first_whole, last_whole;  // key tiles that all of the warp's rows see completely
     Work state;
 
     __device__ __forceinline__ Attending(const P& problem, Shared& all, const Item& of, unsigned char* tiles_memory,
@@ -313,7 +326,7 @@ struct LatentConsumer : Parts {
         make_logits(tile + 1);
         begin_others(tile);
         const typename Work::Look look = look_at(tile + 1);
-        end(tile);  // so that keys may come to its place
+        end(tile);  // first, so that the producer can refill its stage
         weigh(tile + 1, look);
         begin_own(tile + 1, look);
         end(tile + 1);
@@ -354,7 +367,7 @@ struct LatentConsumer : Parts {
       arch::warpgroup_wait<0>();
       arch::pin(logits);
     }
-    // Logits become weights, which the others get as well.
+    // Masks the logits, and updates the running maximum.
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
       const int pos = tiles.begin + tile * kKeys;
       return state.template look_at<false>(p, rows, item.row_keys, pos, tile >= first_whole && tile < last_whole,
@@ -371,7 +384,7 @@ struct LatentConsumer : Parts {
       arch::async_proxy_fence();
       arch::mbarrier_arrive(&shared.weights_full[stage]);
     }
-    // As an operand of the product with the values.
+    // Writes the weights to shared memory, where the other consumer uses them as the A operand of its product.
     __device__ __forceinline__ void leave_weights(unsigned char* to) const {
       const int lane = threadIdx.x % 32;
       const uint32_t first =
@@ -380,14 +393,17 @@ struct LatentConsumer : Parts {
       for (int i = 0; i < kKeys / 16; ++i) arch::store_matrices(first ^ i * 32, state.weights[0][i]);
     }
 
-    // The product of weights and values of a tile begins. The products of the one before have ended.
+    // begin_own() and begin_others() issue the product of the weights and values of a key tile: weights that this
+    // warpgroup has made, or those of the other one. Earlier products must have completed, as both rescale the outputs
+    // first.
     __device__ __forceinline__ void begin_own(int tile, const typename Work::Look& look) {
       state.shrink_outputs(look);
       multiply(tile, [&](int i) -> const uint32_t(&)[4] { return state.weights[0][i]; });
     }
     __device__ __forceinline__ void begin_others(int tile) {
       const int stage = Parities::stage(tile);
-      // The first columns may already be those of another tile, where only the first group reads them.
+      // Only group 0 releases the first half of the columns. Once it has, the producer may refill that half and its
+      // barrier may be a phase ahead; so only group 0 may wait for it.
       if (kGroup == 0) arch::mbarrier_wait_in_block(&shared.keys_full[stage][0], at.at(tile));
       arch::mbarrier_wait_in_block(&shared.keys_full[stage][1], at.at(tile));
       arch::mbarrier_wait_in_block(&shared.weights_full[stage], at.at(tile));
@@ -417,17 +433,18 @@ struct LatentConsumer : Parts {
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       uint64_t(&empty)[2] = shared.keys_empty[Parities::stage(tile)];
       if (kGroup == 0 && threadIdx.x % 32 == 0) arch::mbarrier_arrive(&empty[0]);
-      arch::mbarrier_arrive(&empty[1]);  // each thread, as each has read the largest logits
+      arch::mbarrier_arrive(&empty[1]);  // every thread, as each has read the running maxima
       at.next(tile);
     }
   };
 
-  // Behind the last key. The blocks of a pair tell each other of their sums and of half of their outputs.
+  // The epilogue. Paired blocks exchange sums and half of their outputs.
   static __device__ __forceinline__ void finish(const P& p, Shared& shared, const PrefillRows& rows,
                                                 unsigned char* memory, Work& work, int number) {
     const bool paired = Parts::paired();
     auto& outputs = work.outputs[0];
-    // Pairs have one tile of queries each: with another one, the states that are read below could be overwritten.
+    // Tells the paired block that our stages are free. A pair gets a single query tile: with a second one, the states
+    // that are read below could be overwritten too early.
     if (paired && threadIdx.x % 32 == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
     float inverse[2];
     find_inverses(p, shared, rows, work, number, inverse);
@@ -449,7 +466,7 @@ struct LatentConsumer : Parts {
     ResultRows<kCols, P>(p, rows, Work::first_row(), kGroup * kCols).put(p, rows, outputs, inverse);
   }
 
-  // What outputs are to be multiplied with.
+  // Computes the factors that normalize the outputs.
   static __device__ __forceinline__ void find_inverses(const P& p, Shared& shared, const PrefillRows& rows,
                                                        const Work& work, int number, float (&inverse)[2]) {
     const bool paired = Parts::paired(), writes = threadIdx.x % 4 == 0;
@@ -477,7 +494,8 @@ struct LatentConsumer : Parts {
     }
   }
 
-  // Outputs of these columns of the other block of a pair come to the place of the keys, in the order of the threads.
+  // send_outputs() writes outputs into the stages of the paired block, in thread order; add_others() of that block adds
+  // them.
   static __device__ __forceinline__ void send_outputs(Shared& shared, const float (&outputs)[kCols / 8][4],
                                                       const unsigned char* keys, int number) {
     const uint32_t to = Parts::in_other(keys) + threadIdx.x % 128 * 16, full = Parts::in_other(&shared.outputs_full);
@@ -498,7 +516,8 @@ struct LatentConsumer : Parts {
   }
 };
 
-// kDim is there for calls to depend on.
+// kDim is always kLatentDim. It makes the type dependent in generic code, so that it is instantiated only where it is
+// used.
 template <class P, int kDim>
 struct LatentPrefillBody : LatentParts<P> {
   using Parts = LatentParts<P>;
@@ -524,7 +543,7 @@ struct LatentPrefillBody : LatentParts<P> {
         arch::mbarrier_init_fence();
       }
       __syncthreads();
-      if (Parts::paired()) {  // nothing is sent to a block whose barriers are not there
+      if (Parts::paired()) {  // remote barriers must be initialized before anything is sent to them
         arch::cluster_arrive();
         arch::cluster_wait();
       }
