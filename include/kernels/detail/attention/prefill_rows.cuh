@@ -1,11 +1,19 @@
-// How the rows of attention of many queries, which are those of queries and heads, are shared out among thread blocks,
-// and which keys they see.
+// Work distribution of prefill: which thread block processes which rows (pairs of a query and a head), and which keys
+// these rows see. This is the tile scheduler of all prefill kernels.
 //
-//   sequence 0       | tile 2 | tile 1 | tile 0 |      rows of one head, or of those that share keys; the last tiles
-//   sequence 1       | tile 0 |                        see the most keys and come first
+//   sequence 0       | tile 2 | tile 1 | tile 0 |      query tiles: rows of one head, or of a GQA group.
+//   sequence 1       | tile 0 |                        The last ones, which see the most keys, go first
 //
-//   with a workspace, a long context and few queries:
-//   sequence 0       | keys 0 | keys 1 | keys 2 |      in parts that are merged
+//   with a workspace, a long context and few queries (split-KV):
+//   sequence 0       | keys 0 | keys 1 | keys 2 |      one block per split; a second kernel merges the partial results
+//
+// Words used here:
+// - tile: a query tile, Body::kRows rows. Without splits, a tile is the work item of the grid; with splits, a tile and
+//   one split of its keys are.
+// - part: a range of Body::kCols columns of the output, where a kernel cannot accumulate all columns at once.
+//   (PrefillParts is something else: the partial results of key splits.)
+// - pack: how many heads have their rows interleaved in a tile (GQA packing); 1: a tile has rows of one head.
+// - left: partial results that are left in the workspace for the merge.
 #pragma once
 
 #include "../../exec.cuh"
@@ -17,7 +25,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// kSplits: whether there is a workspace, so that keys may be split.
+// What a prefill kernel is called with. kSplits: the caller gave a workspace, so that keys may be split.
 template <class Q_, class Kv_, class Out_, class S_, bool kSplits_ = false>
 struct PrefillProblem {
   using Q = Q_;
@@ -32,15 +40,17 @@ struct PrefillProblem {
   S score;
   AttentionShape shape;
   Attention options;
-  float scale, factor;  // of products, and of what goes into powers of 2: products, or logits where scale is tiny
-  bool wide_queries, wide_keys, wide_values;  // whether packs may be read
+  // scale is applied to products. factor is what goes with a product into exp2: scale * log2(e), or log2(e) if the
+  // scale is negative or tiny and products are scaled beforehand.
+  float scale, factor;
+  bool wide_queries, wide_keys, wide_values;  // whether wide (vector) accesses are possible
   int out_pack;
   std::conditional_t<kSplits, PrefillParts, Nothing> parts;
 };
 
-// The rows of a block, `count` of them: from row `first` on of those of `pack` heads from `first_head` on, a query's
-// side by side. Where keys are split, the block has those from key_begin up to key_end, and its first row is row
-// `left_first` of what is left.
+// A work item: `count` rows of a sequence. Row i is number first + i among the rows of `pack` heads that start at
+// first_head; the heads of a query are adjacent. With split keys the block processes keys [key_begin, key_end), and its
+// first row is row left_first of the partial results in the workspace.
 struct PrefillRows {
   int64_t token;  // of the sequence's first query
   int b, first, count, queries, keys, first_head, kv_head, part;
@@ -58,7 +68,7 @@ struct PrefillRows {
   __device__ __forceinline__ ScoreQueries at(int query) const { return {b, query, query, queries, keys}; }
 };
 
-// What a lane of the warp has.
+// The value that another lane of the warp has.
 template <class T>
 __device__ __forceinline__ T from_lane(const T& mine, int lane) {
   static_assert(sizeof(T) % 4 == 0, "words");
@@ -70,31 +80,32 @@ __device__ __forceinline__ T from_lane(const T& mine, int lane) {
   memcpy(&out, words, sizeof(words));
   return out;
 }
-// Rows of which the compiler knows that all lanes of a warp have them, which spares registers.
+// The same rows, in a form that the compiler knows to be uniform in a warp, which saves registers.
 __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { return from_lane(rows, 0); }
 
-// How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns;
-// parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
-// need: a block looks for the sequence that a tile belongs to in their sums, and the host, which does not know the
-// lengths, launches as many blocks as there can be, or so many that a few find nothing and the others walk on to
-// further tiles. Where keys may be cut, blocks look for their sequence as well, as the host does not know how many
-// keys there are.
+// The order of work items and how blocks take them. From the fastest index to the slowest: query tiles of a sequence
+// (those with the most keys first), parts of the output's columns, key splits, heads, sequences.
+//
+// If all sequences have the same number of queries and no keys are split, the grid is even: a block computes its item
+// from its index alone. Otherwise the lengths are known on the device only. Then a block searches for the sequence of
+// an item with a prefix sum over the sequences' items. The host launches as many blocks as there can be items, or a few
+// persistent blocks per multiprocessor. Some of these items do not exist.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
-  int64_t tiles_in_all;   // 0: too many
-  unsigned of_block = 1;  // how many of them a block takes in a row,
-  unsigned step = 1;      // or how far apart those are that it walks on to,
-  unsigned rounds = 1;    // and how many it takes at most
-  bool back = false;      // whether every other round goes from the last block to the first
-  unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
-  FastDivision section_heads{}, section_rounds{};  // and in how many rounds
-  unsigned at_once;       // how many blocks run at the same time
+  int64_t tiles_in_all;   // of work items; 0: too many for an index
+  unsigned of_block = 1;  // contiguous items per block
+  unsigned step = 1;      // or: distance between the items of a persistent block
+  unsigned rounds = 1;    // the most items per block
+  bool back = false;      // whether persistent blocks reverse their order in every other round
+  unsigned section = 0;   // or: heads (of all sequences) whose tiles are processed before those of the next ones
+  FastDivision section_heads{}, section_rounds{};  // rounds: of one section
+  unsigned at_once;       // resident blocks: how many run at the same time
   int64_t most_blocks = INT64_MAX;
-  int pair = 1;  // blocks that have a tile of queries together, each some of its keys
-  bool even = false;  // whether all sequences have the same blocks, and no keys are cut
+  int pair = 1;  // blocks of a cluster that share a query tile, each with some of its keys
+  bool even = false;  // all sequences have the same items, and no keys are split
   PrefillCuts cuts;
 
-  // share: whether blocks are shared out among all sequences.
+  // share: split keys so that the work of all sequences together fills the machine, instead of each sequence by itself.
   template <class Body, class P>
   static PrefillGrid of(const DeviceInfo& device, const P& p, bool share = false) {
     const AttentionShape& shape = p.shape;
@@ -111,25 +122,29 @@ struct PrefillGrid {
   }
   int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
 
-  // With so many blocks for each that runs at a time.
+  // Persistent blocks, `each` times as many as are resident.
   void walk(int64_t each) {
     most_blocks = each * at_once;
     step = unsigned(blocks() / pair);
     if (step > 0) rounds = unsigned((tiles_in_all + step - 1) / step);
   }
-  // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
+  // One persistent block per resident slot. Reversed rounds balance the load: a block with many keys gets few in the
+  // next.
   void stay() { walk(1), back = true; }
-  // Each block takes the same number of tiles in a row, and the last one what is left: in as few waves of blocks as
-  // there can be if none has more than `most`. Some sequences may be longer than others, which only the device knows.
+  // Each block takes the same number of contiguous items (the last block the remainder), at most `most`, in as few
+  // waves as possible. The limit bounds the imbalance if some sequences have more keys than others, which only the
+  // device knows.
   void take_in_a_row(int64_t most) {
     const int64_t waves = tiles_of(tiles_in_all, at_once * most);
     of_block = rounds = unsigned(tiles_of(tiles_in_all, at_once * waves));
   }
-  // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
-  // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
-  // keys, and those that have one round fewer miss a short tile; the next section begins with the other end of the
-  // blocks. All sections have as many heads, and where the number of heads divides so, three rounds at least and keys
-  // and values of a size that the L2 cache keeps. bytes: those of one head of keys.
+  // Persistent blocks for causal masks, where each tile of a head sees fewer keys than the one before it. Blocks
+  // process a section of heads in rounds: the first tiles of all its heads, then the second tiles, and so on. Rounds
+  // alternate in direction, so that after two rounds all blocks have processed about as many keys, and blocks with one
+  // round fewer miss a short tile. The next section starts from the other end of the blocks.
+  //
+  // All sections have as many heads. If the number of heads divides suitably, a section has at least three rounds, and
+  // keys and values that fit the L2 cache. bytes: those of the keys and values of one KV head.
   void stay_in_sections(int64_t bytes) {
     constexpr int64_t kept = 32 << 20;
     const int64_t all = tiles_in_all / tiles.divisor, sharing = group.divisor / pack.divisor;
@@ -148,20 +163,21 @@ struct PrefillGrid {
     section_rounds = FastDivision(in_rounds);
     rounds = unsigned(sections * in_rounds), most_blocks = at_once, back = true;
   }
-  // The tile that a block takes in a round, or one that there is not.
+  // The item that a block takes in a round. There may be none: the result is then at least tiles_in_all.
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
     if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
     unsigned in_section = round;
-    const unsigned s = section_rounds(in_section);  // which leaves the remainder there
+    const unsigned s = section_rounds(in_section);  // in_section becomes the remainder
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
     const unsigned tile = section_heads(head);
     return tile < tiles.divisor ? (s * section + head) * tiles.divisor + tile : kNone;
   }
 
-  // Of the longest sequence.
+  // Splits of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
 
-  // By all threads of a block; with a barrier, or ahead of one. `kept` is for those that ask again.
+  // Called by all threads of a block. Contains a barrier, or needs one behind it before `kept` is read. `kept` stays in
+  // shared memory for a later same_in_lanes().
   template <class Body, class P>
   __device__ __forceinline__ PrefillRows rows(const P& p, PrefillRows& kept) const {
     if (even) {
@@ -173,7 +189,7 @@ struct PrefillGrid {
     __syncthreads();
     return same_in_lanes(kept);
   }
-  // Whether the rows of a tile may be queries of one head: a ragged sequence decides that by its own length.
+  // Whether a tile may have rows of one head only: a ragged sequence decides that by its own length.
   bool rows_are_queries(const AttentionShape& shape) const { return shape.q_offsets != nullptr || pack.divisor == 1; }
 
   template <class P>
@@ -186,8 +202,9 @@ struct PrefillGrid {
     return r;
   }
 
-  // By a warp: the rows of tile `wanted`, which the block takes in this round, and of its next ones, up to kCount of
-  // them, as looking for several takes about as long as for one. Without a workspace, of uneven grids only.
+  // Called by one warp: finds item `wanted`, which the block takes in this round, and the block's items of the next
+  // rounds, kCount at most. A search for several takes about as long as for one. Without a workspace, for uneven grids
+  // only.
   template <class Body, int kCount, class P>
   __device__ __forceinline__ void search(const P& p, unsigned wanted, unsigned round, unsigned block, unsigned blocks,
                                          PrefillRows* found) const {
@@ -211,29 +228,29 @@ struct PrefillGrid {
  private:
   static constexpr unsigned kNone = ~0u;
 
-  // By a warp, the rows of the tile that each lane wants, or of the one that all want; no rows if there is no such
-  // tile. Each lane sums up some sequences, and the tile is found among those of one of them. All of that is one loop,
-  // gone through several times, as most of its time is that of instructions on their way from memory: with loops of
-  // their own, latents of 32 sequences took 2 us more (H100).
+  // Called by one warp: finds the item that each lane wants (kSame: the one that all lanes want); count is 0 if it does
+  // not exist. Each lane counts the items of some sequences; a prefix sum over the lanes tells which lane's sequences
+  // have the item, and a last pass over these finds it. All passes share one loop, as the time goes into instruction
+  // cache misses: with a loop per pass, latents of 32 sequences took 2 us more (H100).
   //
-  // Where blocks are shared out among all sequences, parts have so many tiles of keys that all of them run at the same
-  // time, or sequences are not cut.
+  // If the work of all sequences is shared out (shares), the first passes find how many key tiles a split needs so that
+  // all splits are resident at the same time. If even whole sequences are not, their keys are not split.
   template <class Body, bool kSame, class P>
   __device__ __forceinline__ void find(const P& p, unsigned wanted, PrefillRows* found) const {
     constexpr unsigned all = 0xffffffffu;
     constexpr int kUncut = 1 << 30;
     enum class Pass { whole, key_tiles, parts, find };
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
-    const bool alike = p.shape.q_offsets == nullptr;  // the same queries everywhere
+    const bool alike = p.shape.q_offsets == nullptr;  // all sequences have the same number of queries
     bool shares = false;
     if constexpr (P::kSplits) shares = cuts.shared;
-    // Where queries are alike and the grid is not even, the host has found that blocks of whole sequences can run at
-    // the same time, which spares the first pass.
+    // If all sequences have the same number of queries and the grid is not even, the host knows that blocks of whole
+    // sequences are all resident. This saves the first pass.
     Pass pass = !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
-    int most = kUncut;   // tiles of keys in a part
-    int owner = lane;    // the lane whose sequences are gone through,
-    unsigned block = 0;  // which of their blocks is looked for,
-    int left_ahead = 0;  // and rows that those ahead of them leave
+    int most = kUncut;   // key tiles of a split
+    int owner = lane;    // the lane whose sequences are counted
+    unsigned block = 0;  // the number of the wanted item among them
+    int left_ahead = 0;  // rows of partial results of the sequences before them
     KERNELS_ROLLED
     for (;;) {
       unsigned sum = 0;
@@ -263,7 +280,7 @@ struct PrefillGrid {
           continue;
         }
       }
-      unsigned up_to = sum;  // the lane's sequences
+      unsigned up_to = sum;  // items up to and including this lane's sequences
       left_ahead = left;
       KERNELS_ROLLED
       for (int distance = 1; distance < 32; distance *= 2) {
@@ -300,13 +317,12 @@ struct PrefillGrid {
   }
 
   static int64_t tiles_of(int64_t rows, int64_t each) { return (rows + each - 1) / each; }
-  // Tiles of the heads that share keys, if they go together; so many that they do not if a row's number could be too
-  // large.
+  // Query tiles with packed heads; a huge number if row numbers could overflow, so that heads are not packed.
   static KERNELS_HD int64_t packed_tiles(int64_t queries, int64_t group, unsigned each) {
     const int64_t rows = queries * group;
     return rows > (int64_t(1) << 30) ? int64_t(~uint64_t(0) >> 1) : int64_t((unsigned(rows) + each - 1) / each);
   }
-  // They go together where that takes fewer tiles.
+  // Heads are packed if that takes fewer tiles.
   static bool packed(int64_t queries, int64_t group, int each) {
     return packed_tiles(queries, group, unsigned(each)) < tiles_of(queries, each) * group;
   }
@@ -329,16 +345,16 @@ struct PrefillGrid {
     const bool whole = !splits || (cuts.shared ? tiles_in_all > cuts.once : cuts.most_of(longest) == 1);
     even = whole && shape.q_offsets == nullptr;
     if (even) return;
-    // With q_offsets each tile but one of a sequence is full.
+    // With q_offsets, all tiles of a sequence but one are full.
     if (shape.q_offsets != nullptr)
       tiles_in_all = lesser(
           tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     if (cuts.shared) {
-      // Two blocks merge their results sooner than a kernel behind them does. It pays where each pair has a whole
-      // sequence's rows, and these fill their tile; fewer sequences are cut further, and others can be cut finer
-      // without pairs. H200, 4,096 keys: 32 sequences of 128 heads 89 us (101 without), 24 of them 85 (96), 16 of them
-      // 68 (67), 8 of them 50 (48); 64 of 16 heads and up to 8,192 keys 144 (114).
+      // A pair of blocks merges its results sooner than a second kernel does. This pays if each pair has all rows of a
+      // sequence and these fill their tile. With fewer sequences there are more splits anyway, and other calls can be
+      // split finer without pairs. H200, 4,096 keys, 128 heads: 32 sequences take 89 us (101 us without pairs), 24 take
+      // 85 (96), 16 take 68 (67), and 8 take 50 (48). 64 sequences of 16 heads and up to 8,192 keys take 144 us (114).
       if (2 * tiles_in_all <= cuts.once && 3 * tiles_in_all > cuts.once && shape.q_len * shape.group() >= each)
         pair = 2, cuts.once /= 2;
       tiles_in_all = greater<int64_t>(tiles_in_all, cuts.once);
@@ -360,7 +376,7 @@ struct PrefillGrid {
     r.splits = 1;
     return r;
   }
-  // Tile `tile` from the end, of so many.
+  // Fills in the rows of tile `tile`, counted from the end, of tiles_there tiles.
   __device__ __forceinline__ void place(PrefillRows& r, int each, unsigned tiles_there, unsigned tile, unsigned part,
                                         unsigned head) const {
     r.first = int(tiles_there - 1 - tile) * each;
@@ -371,7 +387,7 @@ struct PrefillGrid {
     r.count = greater(0, lesser(each, r.queries * int(r.pack.divisor) - r.first));
   }
 
-  // What a sequence needs: tiles of rows, as many blocks if its keys are not cut, and tiles of keys.
+  // What a sequence needs: query tiles per head, blocks if its keys are not split, and key tiles.
   struct Share {
     int b;
     unsigned tiles, blocks;
@@ -402,8 +418,8 @@ struct PrefillGrid {
     }
     return s;
   }
-  // In how many parts keys are cut, and with these how many blocks there are, and how many rows they leave. most: tiles
-  // of keys of a part, where blocks are shared out among all sequences.
+  // Splits of a sequence's keys, and the resulting blocks and rows of partial results. most: key tiles per split, if
+  // the work of all sequences is shared out.
   struct Cut {
     int splits, left;
     unsigned blocks;
@@ -421,7 +437,7 @@ struct PrefillGrid {
     return cut;
   }
 
-  // Of block `block` of a sequence, whose first row left is row `left`.
+  // The rows of block `block` of a sequence, whose partial results start at row `left` of the workspace.
   template <class Body, class P>
   __device__ __forceinline__ PrefillRows rows_in(const P& p, const Share& s, int splits, unsigned block,
                                                  int left) const {
@@ -433,7 +449,8 @@ struct PrefillGrid {
     unsigned head = parts(part);
     if constexpr (P::kSplits) {
       r.splits = splits, r.split = int(head % unsigned(splits)), head /= unsigned(splits);
-      const int each = s.key_tiles / splits, more = s.key_tiles - each * splits;  // that have a tile more
+      // The first `more` splits have one key tile more
+      const int each = s.key_tiles / splits, more = s.key_tiles - each * splits;
       const auto cut = [&](int i) { return s.first_key_tile + each * i + lesser(i, more); };
       r.key_begin = cut(r.split) * Body::kKeys,
       r.key_end = int(lesser<int64_t>(int64_t(cut(r.split + 1)) * Body::kKeys, r.keys));
@@ -446,13 +463,13 @@ struct PrefillGrid {
   }
 };
 
-// Whether the block has a part of the keys alone.
+// Whether the block has only a split of the keys, so that its results are partial.
 template <class P>
 __device__ __forceinline__ bool leaves_part(const PrefillRows& rows) {
   if constexpr (P::kSplits) return rows.splits > 1;
   else return false;
 }
-// What the merge has to know of a row of a part.
+// Writes what the merge has to know of a row of a split.
 template <class P>
 __device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows, int row, float logsumexp) {
   if constexpr (P::kSplits) {
@@ -462,7 +479,7 @@ __device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows,
                                            rows.queries * int(p.shape.heads), logsumexp};
   }
 }
-// Its outputs, from a column of the head on.
+// Writes partial outputs of a row, from column `col` of the head on.
 template <int N, class P>
 __device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row,
                                               const Pack<float, N>& outputs, int64_t col) {
@@ -470,24 +487,24 @@ __device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& row
     put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
 }
 
-// Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the
-// beginning.
+// The keys that all of some rows see, and the keys that any of them sees. A range is empty if its end is not greater
+// than its beginning.
 struct SeenKeys {
   int all_begin, all_end, any_begin, any_end;
 };
-// Keys [begin, end) that a row sees; none if it is not there.
+// The keys [begin, end) that a row sees; empty if the row does not exist.
 struct RowKeys {
   int begin, end;
 };
 template <class P>
 __device__ __forceinline__ RowKeys keys_seen(const P& p, const PrefillRows& rows, int row) {
-  if (row >= rows.count) return {0, 0};  // there is no such query
+  if (row >= rows.count) return {0, 0};
   const KeyRange seen = key_range(p.score, rows.at(rows.place(row).query));
   int begin = int(lesser<int64_t>(seen.begin, rows.keys)), end = int(lesser<int64_t>(seen.end, rows.keys));
   if constexpr (P::kSplits) begin = greater(begin, rows.key_begin), end = greater(begin, lesser(end, rows.key_end));
   return {begin, end};
 }
-// The end of the keys that any query of the sequence sees: behind it nothing may be read.
+// The end of the keys that any query of the sequence sees. Nothing may be read from there on.
 template <class P>
 __device__ __forceinline__ int end_of_keys(const P& p, const PrefillRows& rows) {
   return int(key_range(p.score, {rows.b, 0, rows.queries - 1, rows.queries, rows.keys}).end);
@@ -502,7 +519,7 @@ __device__ __forceinline__ SeenKeys join(const SeenKeys& a, const SeenKeys& b) {
   return {greater(a.all_begin, b.all_begin), lesser(a.all_end, b.all_end), lesser(a.any_begin, b.any_begin),
           greater(a.any_end, b.any_end)};
 }
-// That of all lanes.
+// Joins the ranges of all lanes.
 __device__ __forceinline__ SeenKeys join_lanes(const SeenKeys& seen) {
   constexpr unsigned all = 0xffffffffu;
   return {__reduce_max_sync(all, seen.all_begin), __reduce_min_sync(all, seen.all_end),
