@@ -1,21 +1,21 @@
-// Attention of many queries, for sm_80 and up, on tensor cores: o = softmax(q k^T) v, tile by tile of the keys
-// (FlashAttention-2).
+// Prefill kernel for sm_80 and newer: o = softmax(q k^T) v with mma.sync and cp.async, one pass over the key tiles with
+// online softmax (FlashAttention-2).
 //
-//                   keys:  | tile 0 | tile 1 | tile 2 | ...    tiles begin at multiples of their size
-//   rows   warp 0    16    |########|########|###\    |    each warp has 16 or 32 rows to itself: logits,
-//   of a   warp 1    16    |########|########|#######\|    weights, state and output stay in its registers
-//   block  ...             |        |  all   |  any   |    any: some keys visible; all: no mask to apply
+//                   keys:  | tile 0 | tile 1 | tile 2 | ...    key tiles begin at multiples of their size
+//   rows   warp 0    16    |########|########|###\    |    each warp has 16 or 32 rows to itself: their logits,
+//   of a   warp 1    16    |########|########|#######\|    weights, softmax state and outputs stay in its registers
+//   block  ...             |        | whole  |partial |    whole: visible to all of the rows, so no mask is applied
 //
-//   shared memory:  | queries kRows x kDim | keys 0 | values 0 | keys 1 | values 1 |   one stage where heads are large
+//   shared memory:  | queries kRows x kDim | keys 0 | values 0 | keys 1 | values 1 |   one stage if heads are large
 //
-// A block's rows are queries of one head, or where these are few those of all heads that share keys (grouped-query
-// packing). 16-bit operands that are aligned are copied by cp.async; others are read through their functors, rounded to
-// 16 bits and stored. Logits are fragments of mma.sync, and their weights, rounded to 16 bits, are operands again. How
-// tiles lie in shared memory is said in prefill_tiles.cuh.
+// A block's rows are queries of one head, or, for few queries, those of all heads that share a KV head (GQA packing).
+// cp.async copies 16-bit operands that are aligned. Other operands are read through their functors, rounded to 16 bits
+// and stored to shared memory. Weights are rounded to 16 bits and stay in registers as the A operand of the second
+// product. prefill_tiles.cuh defines the layout of the tiles in shared memory.
 //
-// Keys that none of a block's rows see are not read; a warp skips tiles that its own rows do not see, and asks the
-// score for single keys only in those that its rows do not see as a whole. As tiles begin at multiples of their size,
-// wherever the first key that a block sees is, the bits of a row do not depend on which other rows are in its block.
+// Keys that none of a block's rows sees are not read. A warp skips key tiles that none of its own rows sees, and masks
+// single keys only in tiles that its rows see partially. Key tiles begin at multiples of their size, wherever the first
+// visible key of the block is. So the bits of a row do not depend on which other rows are in its block.
 #pragma once
 
 #include "../../arch/sm80.cuh"
@@ -26,14 +26,14 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for heads of this size, and keys and values that both are
-// copied, or decoded.
+// Whether a prefill kernel for sm_90a exists (prefill_hopper.cuh): for heads of at most kMostHopperDim columns, whose
+// keys and values are both copied as they are (copies_kv) or both decoded (decodes_kv).
 template <class P>
 constexpr bool copies_kv =
     !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
     lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
     lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
-// With products of 8 bits.
+// Whether queries, keys and values are all float8_e4m3, so that both products can be those of 8 bits.
 template <class P>
 constexpr bool copies_e4m3 =
     lies_as<typename P::Q, float8_e4m3>&& lies_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3>&&
@@ -41,13 +41,13 @@ constexpr bool copies_e4m3 =
     !ValueRun<typename P::Kv>::scaled;
 template <class P, int kDim>
 constexpr bool has_hopper_prefill = kDim <= kMostHopperDim && (copies_kv<P> || decodes_kv<typename P::Kv>);
-// The same for keys whose columns are values as well (prefill_latent.cuh).
+// Whether the latent kernel exists, in which columns of the keys are the values (prefill_latent.cuh).
 template <class P, int kDim>
 constexpr bool has_latent_prefill = kDim == kLatentDim && copies_kv<P> && is_kv_cache<typename P::Kv>;
 
-// kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the
-// next keys and values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all
-// calls, if it has one of its own.
+// kTiles: tiles of 16 rows of a warp. kDim, kCols: the most columns of queries and keys, and of values. kStages: 2 if
+// the next keys and values fit into shared memory beside the current ones. kReplaced: in code for sm_90a this kernel is
+// empty if a kernel for sm_90a exists, as that one or another tile takes its calls.
 template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters,
           bool kReplaced = false>
 struct PrefillBody {
@@ -60,23 +60,24 @@ struct PrefillBody {
   static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kKeys = kKeys_, kDim = kDim_,
                        kCols = kCols_, kResultPack = 8, kOnEach = 2;
   static constexpr int max_threads = kThreads, registers = kRegisters;
-  static constexpr bool kParted = kCols < kDim;  // whether there may be several parts of the output's columns
+  static constexpr bool kParted = kCols < kDim;  // whether the output's columns may be split into several parts
   using Queries = TileLayout<kDim, kThreads>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, kThreads>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, kThreads>;
   static constexpr int kStageBytes = Keys::kBytes + Values::kBytes, kQueryBytes = kRows * Queries::kRowBytes;
   static constexpr int kScaleBytes = Key::scaled || Value::scaled ? 2 * kKeys * 4 : 0;
-  static constexpr int kPitch = kCols + 8;  // floats in a row of results on their way to the sink
+  static constexpr int kPitch = kCols + 8;  // floats in a row of results that are staged for the sink
   static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes),
                        kResultBytes = kRows * kPitch * 4;
   static constexpr int kSharedBytes =
-      kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
+      // Results reuse the memory of the tiles.
+      kTileBytes > kResultBytes ? kTileBytes : kResultBytes;
   static_assert(kSharedBytes + kRows * 8 + kWarps * 16 + int(sizeof(PrefillRows)) <= 99 * 1024,
                 "what a block of sm_86 can have");
-  // Full tiles, of which every row sees every key, have code of their own, without branches, in which the compiler
-  // finds more to do at the same time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64
-  // columns 3 cost a sixth (causal, 512 keys). H200, bench_prefill. Code for sm_90a has none where heads of the full
-  // size are the other kernel's.
+  // Full key tiles, which all of the block's rows see completely, have a copy of the loop body without branches, which
+  // the compiler can schedule better: 5 to 10 % faster. With fewer than kFewestFull of them, fetching these
+  // instructions costs more than it gains: with 64 columns, 3 full tiles cost a sixth (causal, 512 keys). H200,
+  // bench_prefill. Code for sm_90a has no such loop where heads of the full size go to the kernel for sm_90a.
   static constexpr bool kFullSteps =
       Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
@@ -97,11 +98,12 @@ struct PrefillBody {
  private:
   struct Work;
 
-  // The keys that a block goes through, in tiles from the one that begins at `begin` on.
+  // The keys that a block processes, as key tiles from position `begin` on.
   struct Span {
     int end, low, begin, tiles;
-    // Tiles that the warp has something to do in, those in which its rows see all keys, and those for steps that test
-    // nothing, as all rows of the block do.
+    // Ranges of key tiles: those that any of the warp's rows sees (first, last), those that all of its rows see
+    // completely (first_whole, last_whole), and those for the loop without branches, which all rows of the block see
+    // completely.
     int first, last, first_whole, last_whole, first_full = 0, last_full = 0;
 
     __device__ __forceinline__ Span(const SeenKeys& of_warp, const SeenKeys& of_block)
@@ -121,7 +123,7 @@ struct PrefillBody {
     static __device__ __forceinline__ int tiles_in(int keys, int up) {
       return int(unsigned(keys + unsigned(up)) / kKeys);
     }
-    // Of the keys up to this one: all tiles that are full, or with `up` those begun as well.
+    // Key tiles before position `key`: full ones, or with up = kKeys - 1 those that are partial as well.
     __device__ __forceinline__ int tile_of(int key, int up) const {
       return tiles_in(greater(begin, lesser(key, end)) - begin, up);
     }
@@ -133,7 +135,7 @@ struct PrefillBody {
     for (int i = 1; i < kWarps; ++i) all = join(all, seen[i]);
     return all;
   }
-  // Makes zeros of the columns of tiles that heads do not have.
+  // Zeros the columns of the stages that heads do not have.
   static __device__ __forceinline__ void clear_behind(unsigned char* stages, int dim, int cols) {
     KERNELS_ROLLED
     for (int stage = 0; stage < kStages; ++stage) {
@@ -144,7 +146,7 @@ struct PrefillBody {
   static __device__ __forceinline__ float* scales_of(unsigned char* stages, int stage) {
     return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes);
   }
-  // Brings the keys of a tile (kHalf: 0), or its values (1), and their scales.
+  // Copies the keys (kHalf: 0) or the values (1) of a key tile to a stage, with their scales.
   template <bool kFull, int kHalf, class Side, class At>
   static __device__ __forceinline__ void bring(Side& side, const At& at, const Span& span, int tile,
                                                unsigned char* stages, int stage,
@@ -160,13 +162,14 @@ struct PrefillBody {
                                span.end - pos, addresses, kHalf);
   }
 
-  // Where the rows of the tile from `pos` on are: half of a warp's lanes find keys, the others values.
+  // Looks up the addresses of a key tile's rows at `pos`: lanes 0 to 15 of a warp those of keys, the others those of
+  // values.
   template <class KeyAt, class ValueAt>
   static __device__ __forceinline__ void find_rows(const Keys& keys, const KeyAt& key_at, const Values& values,
                                                    const ValueAt& value_at, const Span& span, int pos, int lane,
                                                    const void* (&addresses)[Keys::kFound]) {
     if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
-      if (unsigned(pos) >= unsigned(span.end) || lane % 16 >= Keys::kWarpRows) return;  // behind 2^31 - 1 as well
+      if (unsigned(pos) >= unsigned(span.end) || lane % 16 >= Keys::kWarpRows) return;  // pos may have wrapped
       KERNELS_UNROLL
       for (int j = 0; j < Keys::kFound; ++j) {
         const int at = greater(span.low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), span.end - 1 - pos));
@@ -175,8 +178,8 @@ struct PrefillBody {
     }
   }
 
-  // kFull: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is
-  // nothing to test.
+  // An iteration of the main loop. kFull: all of the block's rows see the whole key tile, and all rows of it and of the
+  // next one exist, so that nothing is tested.
   template <bool kFull, class Find, class BringKeys, class BringValues>
   static __device__ __forceinline__ void take_tile(const Params& params, const PrefillRows& rows,
                                                    const RowKeys* row_keys, const Span& span, unsigned char* queries,
@@ -233,7 +236,7 @@ struct PrefillBody {
 
     bring_queries<TK, kRows, Queries>(p, rows, 0, tiles_memory, dim);
 
-    // Which keys the block's rows see, and the warp's.
+    // The keys that the rows of the block and of this warp see.
     const int mine = warp * kTiles * 16 + lane % (kTiles * 16);
     row_keys[mine] = keys_seen(p, rows, mine);
     const SeenKeys seen = join_lanes(seen_by(rows, mine, row_keys[mine]));
@@ -266,7 +269,8 @@ struct PrefillBody {
     if constexpr (kFullSteps) {
       if (keys.full() && values.full() && p.scale > kSmallScale) span.find_full(all);
     }
-    // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
+    // Iteration -1 is the prologue, which copies the first tile. A separate prologue would cost more in instruction
+    // cache misses than it takes.
 #pragma unroll 1
     for (int tile = -1; tile < span.tiles; ++tile) {
       if constexpr (kFullSteps) {
@@ -279,14 +283,14 @@ struct PrefillBody {
     }
     arch::copy_async_wait<0>();
     __syncthreads();
-    rows = same_in_lanes(kept);  // which took no registers until here
+    rows = same_in_lanes(kept);  // read again, so that it takes no registers during the loop
     if (!kParted) rows.part = 0;
     work.finish(p, rows, reinterpret_cast<float*>(tiles_memory) + warp * (kTiles * 16) * kPitch, cols);
   }
 
-  // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would
-  // wait for theirs. With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains.
-  // H200, bench_prefill.
+  // Prefetches into L2 the queries of the block that takes this one's place. Otherwise blocks that start together all
+  // wait for their queries. With 256 columns and 512 keys this is 3 % faster; with two stages it costs more than it
+  // gains. H200, bench_prefill.
   static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {
     if constexpr (lies_as<typename P::Q, TK>) {
       const P& p = params.problem;
@@ -301,7 +305,7 @@ struct PrefillBody {
     }
   }
 
-  // A warp's rows, in the fragments of mma.sync.
+  // The rows of a warp in fragments of mma.sync, and the two products.
   struct Work : PrefillWork<P, TV, kTiles, kKeys, kCols> {
     using Base = PrefillWork<P, TV, kTiles, kKeys, kCols>;
     using Base::each, Base::finish_row, Base::first_row, Base::logits, Base::outputs, Base::row, Base::weights;
@@ -349,7 +353,8 @@ struct PrefillBody {
           }
         }
       } else {
-        // As many runs as there are; what is multiplied next is read before.
+        // The number of runs (64 columns) depends on the call. The operands of the next step are loaded during this
+        // one.
         uint32_t a[2][kTiles][4], b[2][kKeys / 16][4];
         const auto load = [&](int buffer, int run, int step) {
           load_queries(a[buffer], run, step);
@@ -423,7 +428,7 @@ struct PrefillBody {
       }
     }
 
-    // To the sink by way of shared memory, so that whole rows are written. slab: the warp's.
+    // Stages the results in shared memory, so that whole rows are written to the sink. slab: the warp's part of it.
     __device__ __forceinline__ void finish(const P& p, const PrefillRows& rows, float* slab, int cols) {
       const int lane = threadIdx.x % 32;
       KERNELS_UNROLL
@@ -442,12 +447,12 @@ struct PrefillBody {
       if (p.out_pack == 8 && cols == kCols) put_rows<true>(p, rows, slab, cols, 8);
       else put_rows<false>(p, rows, slab, cols, p.out_pack);
     }
-    // Where in 8 columns of a slab half of them stand: what eight lanes read at the same time lies in different banks.
+    // Swizzles the two halves of 8 columns, so that eight lanes that read at the same time meet no bank conflict.
     static __device__ __forceinline__ int half_of(int row, int pack, int half) {
       return ((row + pack / 4) % 2 ^ half) * 4;
     }
-    // Some packs of a row to each lane. most: the widest that the sink takes. kWhole: that is 8, and there are as many
-    // columns as can be.
+    // Each lane writes some packs of a row. most: the widest pack that the sink takes. kWhole: that is 8, and all kCols
+    // columns exist.
     template <bool kWhole>
     static __device__ __forceinline__ void put_rows(const P& p, const PrefillRows& rows, const float* slab, int cols,
                                                     int most) {
