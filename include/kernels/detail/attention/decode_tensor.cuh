@@ -1,18 +1,20 @@
-// Decoding on tensor cores: the rows of queries are on the side of mma that has 8 columns, keys (and the columns of
-// values) on the side that has 16 rows, so that few rows waste little.
+// Decoding on tensor cores. Rows of queries take the side of mma.sync that has 8 columns; keys, and columns of values,
+// take the side that has 16 rows. So a few rows waste little of an instruction. The kernel around it, and how the work
+// is split, is in flash_decode.cuh.
 //
-//   logits:  A = 16 keys x 16 columns of a head,         B = those columns of 8 rows
+//   logits:  A = 16 keys x 16 columns of a head,         B = those columns of 8 rows of queries
 //   output:  A = 16 columns of the values x 16 keys,     B = the weights of 8 rows
 //
-//   a warp's ring:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async; of two teams'
-//                                                                            warps with the same keys one ring
+//   pipeline of a warp:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async. The warps
+//                                                                                 of two teams that have the same keys
+//                                                                                 share a pipeline
 //
-// Where rows are short, as those of codes are, a stage has two or four tiles of 16 keys, whose instructions the
-// scheduler mixes: what a step costs besides its products is paid once for all.
+// With short rows, as those of quantized keys are, a stage has two or four tiles of 16 keys. The compiler interleaves
+// their instructions, and what a step costs besides its products is paid once for all of them.
 //
-// Keys and values of 8 and 4 bits lie there as codes and are decoded on the way to mma (decode_side.cuh). Weights are
-// rounded to 16 bits; with two parts, what that rounding leaves is multiplied as well, and likewise of queries that are
-// not of the keys' type: results are then as good as in float. What the block and its warps do is in flash_decode.cuh.
+// Keys and values of 8 and 4 bits stay quantized in shared memory and are decoded on the way to mma (decode_side.cuh).
+// Weights are rounded to 16 bits. With kParts = 2 the rounding error is multiplied as a second 16-bit number, and so is
+// that of queries whose type is not the keys': results are then as good as in float.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -22,18 +24,18 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Tiles of keys in a stage, if `room` have room. Several tiles of rows leave no registers for more than one.
+// Tiles of 16 keys in a stage, if `room` tiles have room. With several tiles of rows, registers suffice for one only.
 constexpr int key_tiles(int room, int row_tiles) { return row_tiles > 1 || room < 2 ? 1 : room < 4 ? 2 : 4; }
 
-// kTiles times 8 rows for each of kTeams, heads of up to kDim columns for keys and kVDim for values. With kHeads = 2 an
-// item has two heads of keys, whose columns lie side by side: queries have zeros beside the other head's keys, and
-// weights beside its values. So rows of both heads stand in one tile.
+// kTiles * 8 rows for each of kTeams teams, and heads of up to kDim columns for keys and kVDim for values. kHeads = 2:
+// an item has two KV heads, whose columns are side by side, so that rows of both heads share a tile. Queries are zero
+// for the columns of the other head's keys, and weights are zero for those of the other head's values.
 template <class P, int kDim, int kVDim, int kTiles, int kParts, int kHeads = 1, int kTeams = 1>
 class TensorRows {
  public:
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim, kHeads>;
   using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim, kHeads>;
-  // Whether a block has much shared memory: 227 KB, not 99.
+  // Whether a block has 227 KB of shared memory, not 99.
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int warps_of(int architecture) {
     constexpr int all = kTeams * head_size(kDim).decode_warps, most = all < 8 ? all : 8;
@@ -44,7 +46,7 @@ class TensorRows {
   static_assert(kHeads == 1 || kTeams == 1, "rows of two heads stand in one tile");
   static constexpr bool fills_shared = true;
   static constexpr bool short_of_registers = kTeams > 1 || kHeads > 1;
-  // Whether there is a kernel that brings old keys before the kernel ahead has ended. With scales, or more rows,
+  // Whether there is a variant that copies old keys before the preceding kernel has ended. With scales, or more rows,
   // registers are short: int4 in pages took 171 us instead of 140 (H200, 64 sequences of 4,096 keys).
   static constexpr bool fills_early = rows == 8 && is_kv_cache<typename P::Kv> && !Keys::scaled && !Values::scaled;
   using Schedule = DecodeSchedule<P, warps / kTeams * kDecodeKeys>;
@@ -53,19 +55,21 @@ class TensorRows {
   static constexpr int kKeyTiles = key_tiles(tuning::kDecodeStageBytes / (Keys::kBytes + Values::kBytes), kTiles);
   using Steps = WarpKeys<warps / kTeams, kKeyTiles, kTeams>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
-  // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
+  // Codes of 8 and 4 bits are exact in half. Weights fit the range of half, as the value scales that are multiplied
+  // into them are divided by the largest one so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kStageBytes = kKeyTiles * (Keys::kBytes + Values::kBytes);
-  // Floats, against bank conflicts where there is room: the sums of 8 rows of each team take the place of a stage.
+  // In floats; padded against bank conflicts where there is room. The sums of 8 rows of each team reuse the memory of a
+  // stage.
   static constexpr bool kPadded = !Keys::coded && !Values::coded;
   static constexpr int kSumsPitch = kVDim + (kPadded || kTeams > 1 || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
   static constexpr int kSumsBytes = kTeams * 8 * kSumsPitch * 4,
                        kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
   static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16,
                        kQueries = kQueryParts * rows * kQueryPitch;
-  static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
+  static constexpr int kStatic = 6 << 10;  // static shared memory, an upper bound in bytes
   static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;
   static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
@@ -89,14 +93,14 @@ class TensorRows {
         lane_head_(head_of(lane() % 4 * 2)),
         operand_head_(head_of(lane() / 4)) {}
 
-  // Prefetches the queries of the part that begins next, where registers can hold them meanwhile.
+  // Prefetches the queries of the next part, if registers can hold them during the current one.
   __device__ __forceinline__ void prefetch(const DecodePart& part) {
     if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
-  // Bring the first keys and values, as DecodeRing says.
+  // Fill the pipeline: see DecodeRing.
   __device__ __forceinline__ int fill_ready() { return ring_.fill_ready(); }
   __device__ __forceinline__ void fill(int already) { ring_.fill(already); }
-  // By all threads of the block, which have done with the part before.
+  // Called by all threads of the block, when all have finished the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
     if constexpr (kQueryPacks > 1) prefetch_queries(part);
     if (wide()) {
@@ -147,19 +151,19 @@ class TensorRows {
       ring_.bring();
       arch::copy_async_wait<kStages - 1>();
       __syncwarp();
-    } else {  // each team has brought a part of the stage, and the slot to bring to is free when all have read it
+    } else {  // each team has copied half of the stage; the slot to refill is free when all have read it
       arch::copy_async_wait<kStages - 2>();
       wait_for_teams();
       ring_.bring();
     }
-    if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // of a short part
+    if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // end of a part
     else work<kKeyTiles>(part, key, count);
     if constexpr (kTeams == 1) __syncwarp();
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
   }
 
-  // So that all warps of the block pass the same number of barriers. Otherwise compute-sanitizer's racecheck, which
-  // counts them, reports hazards across the block's next __syncthreads().
+  // Makes all warps of the block pass the same number of barriers. compute-sanitizer's racecheck counts them, and
+  // otherwise reports hazards across the block's next __syncthreads().
   __device__ __forceinline__ void end_keys(bool had_fewer) {
     if (kTeams > 1 && had_fewer) wait_for_teams();
   }
@@ -196,12 +200,12 @@ class TensorRows {
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
-  // Queries stay in registers where there is room, or else are read for each step, once for all tiles of keys.
+  // Query fragments stay in registers if there is room. Otherwise each step loads them once for all of its key tiles.
   static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kQueryCols <= 128;
   using Weights = DecodeWeights<P, kTiles, kTeams>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  // Those of the same keys.
+  // Synchronizes the warps that have the same keys.
   static __device__ __forceinline__ void wait_for_teams() {
     arch::named_barrier_sync(1 + Steps::number(), 32 * kTeams);
   }
@@ -212,7 +216,7 @@ class TensorRows {
   __device__ __forceinline__ unsigned char* slot_at(int warp, int slot) const {
     return shared_ + (warp * kStages + slot) * kSlot;
   }
-  // The slot that was worked on last is free until the next is brought: there a warp's sums go.
+  // The slot that was processed last is free until the next copy: the warp's sums go there.
   __device__ __forceinline__ int free_slot() const { return slot_ == 0 ? kStages - 1 : slot_ - 1; }
   static __device__ __forceinline__ int* sums_slot(int warp) {
     __shared__ int of_warps[Steps::warps];
@@ -222,7 +226,7 @@ class TensorRows {
     return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp)));
   }
 
-  // The keys of a slot, kN tiles.
+  // Both products for the keys of a slot, kN tiles.
   template <int kN>
   __device__ __forceinline__ void work(const DecodePart& part, uint32_t key, uint32_t count) {
     const uint32_t keys = ring_.at(slot_);
@@ -235,7 +239,7 @@ class TensorRows {
     round_weights<kN>(x, scales + kHeads * kDecodeKeys, weights);
     multiply_values<kN>(keys + Ring::kKeysBytes, weights);
   }
-  // Of the keys in a slot, by the queries of the part.
+  // Logits: products of the keys in a slot and the queries of the part.
   template <int kN>
   __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&x)[kTiles * kN][4]) const {
     KERNELS_UNROLL
@@ -278,13 +282,13 @@ class TensorRows {
       for (int i = 0; i < 4; ++i) x[n][i] *= scales[n % kN * kTileScales + lane_scale() + i / 2 * 8];
     }
   }
-  // Which of several heads a row of the tile belongs to, and where the scales of a lane's keys begin: its two rows have
-  // one head.
+  // With several KV heads: the one that a row of the tile belongs to. lane_scale(): where the scales of a lane's keys
+  // begin; its two rows belong to the same head.
   __device__ __forceinline__ int head_of(int row) const {
     return kHeads == 1 ? 0 : int(unsigned(row) % unsigned(p_.group) / unsigned(p_.group / kHeads));
   }
   __device__ __forceinline__ int lane_scale() const { return lane() / 4 + lane_head_ * kDecodeKeys; }
-  // As 16-bit numbers and what that rounding leaves, times the scales of the values.
+  // Weights, times the scales of the values, as 16-bit numbers, and with kParts = 2 their rounding errors.
   template <int kN>
   __device__ __forceinline__ void round_weights(const float (&x)[kTiles * kN][4], const float* scales,
                                                 uint32_t (&b)[kTiles * kN][kParts][2]) {
@@ -337,7 +341,8 @@ class TensorRows {
       }
     }
   }
-  // Of keys g and g + 8 of each tile, over the largest so far.
+  // The scales of values g and g + 8 of each tile, divided by the largest scale so far. If that grows, the sums are
+  // rescaled.
   template <int kN>
   __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[kN][2]) {
     float most = unit_;
@@ -380,7 +385,7 @@ class TensorRows {
             (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + in_head};
   }
   __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }
-  // Eight columns to a thread: f(i, row, column, where these are), i-th of the thread.
+  // Each thread takes packs of eight columns: f(number of the pack, row, column, where the query is).
   template <class F>
   __device__ __forceinline__ void each_query(const DecodePart& part, const F& f) const {
     KERNELS_UNROLL
@@ -390,7 +395,7 @@ class TensorRows {
       f(i, row, col, query_place(part, row, col));
     }
   }
-  // As 16-bit numbers and what that rounding leaves.
+  // Stores queries as 16-bit numbers, and with kQueryParts = 2 their rounding errors.
   template <int N>
   __device__ __forceinline__ void put_query(Pack<float, N> v, int row, int col) const {
     KERNELS_UNROLL
@@ -401,7 +406,7 @@ class TensorRows {
       v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
     }
   }
-  // The queries of a tile beside 16 columns of keys, in the order of k that these have.
+  // The B fragment of a tile of rows for 16 columns, in the order of k that the keys have.
   __device__ __forceinline__ void query_operand(uint32_t (&b)[2], int part_of, int tile, int step) const {
     const auto* const words =
         reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + Weights::first_row() + tile * 8 + lane() / 4) *
@@ -413,9 +418,9 @@ class TensorRows {
   const P& p_;
   unsigned char* shared_;
   Ring ring_;
-  int lane_head_, operand_head_;  // of the lane's rows where sums are, and where they are beside values
-  int slot_ = 0;                  // to work on next
-  float unit_, per_unit_;  // that the weights of scaled values are in
+  int lane_head_, operand_head_;  // KV heads of the lane's rows in the sums, and in the B operand
+  int slot_ = 0;                  // the slot to process next
+  float unit_, per_unit_;  // the largest value scale so far, which sums are in units of; its inverse
   QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kQueryCols / 16 : 1][2];
