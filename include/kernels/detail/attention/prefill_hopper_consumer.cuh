@@ -1,51 +1,67 @@
-// The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way
-// to the sink.
+// Consumer warpgroups of the prefill kernels for sm_90a: logits, online softmax, product with the values, and the
+// epilogue that hands results to the sink. prefill_hopper_parts.cuh describes the whole kernel.
 //
-// Where the time goes (H100, 16 heads of 128 columns, cycles by the clock that a group reads, from programs that were
-// not kept): a tile of 128 keys takes 2,390, in which the products of both groups would take 2,048. In a variant that
-// took 2,700 a group needed 810 to 1,170 to issue its products, as those with weights in registers wait for each
-// other, 340 to 490 from the first logit to the largest, and 980 to 1,110 for exponentials, multiplications and
-// roundings. What is before and behind a tile of queries takes 5,800 (2,048 keys, causal): until it is known 770, the
-// first logits 1,210, their softmax 1,290, the last product 1,210, and results on their way 1,320.
+// A consumer warpgroup (here: group) issues the logits of key tile i + 1 and the product with the values of key tile i,
+// and computes the softmax of tile i + 1 while the latter product runs. Two or three groups fill the gaps of each
+// other. (With kWeighsAhead, a group waits for both products, and only the other groups' work overlaps its softmax.)
 //
-// What makes a tile short is that the units for exponentials, which are the slowest part of softmax, begin early and
-// have work until the end: outputs are multiplied whether or not they must be, so that there is no branch in between;
-// what the compiler is shown to be needed ahead of the wait for the product with values is the first half of the first
-// rows' exponentials, so that it searches the second rows' largest logits beside them, and that the rest come behind
-// it. 4,096 keys: 836 us; half of that half 857, all of the first rows' 932, a quarter of both rows' 880, everything
-// ahead of the wait 925. A loop of its own for tiles without masks, fences and rarer products gains nothing alone.
+// The rest of this comment is notes for tuning. "A for B" means A where the present code takes B.
 //
-// It also matters that the groups keep apart: where one begins its products while the other has begun its own, both
-// then wait, and make exponentials at the same time. Small changes, even of the producer, change the order of the
-// compiler's instructions, and with it the time by up to 8 %: in a profile the first products of a loop show whether
-// groups are in each other's way. Turns at products do not help with 128 columns (2,048 keys 463 us for 433; passed on
-// behind the largest logits 495), nor does a first tile for which one group waits for the other (460).
+// Where the time goes. H100, 16 heads of 128 columns, clock cycles of a group (ad hoc benchmark):
+// - A tile of 128 keys takes 2,390 cycles; the products of both groups alone would take 2,048.
+// - In a variant that took 2,700, a group needed 810 to 1,170 to issue its products, as products with weights in
+//   registers wait for each other; 340 to 490 from the first logit to the row maximum; and 980 to 1,110 for
+//   exponentials, multiplications and roundings.
+// - Prologue and epilogue of a query tile take 5,800 (2,048 keys, causal): 770 until the item is known, 1,210 for the
+//   first logits, 1,290 for their softmax, 1,210 for the last product, 1,320 for the results.
+//
+// Keep the units for exponentials busy, as they are the bottleneck of the softmax:
+// - Outputs are always rescaled, even by 1, so that there is no branch between the exponentials.
+// - The compiler is made to place the first half of the first rows' exponentials ahead of the wait for the product with
+//   the values. It then searches the second rows' maxima beside them and places the other exponentials behind the wait.
+//   4,096 keys: 836 us; a quarter of the first rows' exponentials ahead of the wait 857, all of the first rows' 932, a
+//   quarter of both rows' 880, everything 925.
+// - A separate loop for tiles without masks, fences and rarer products gains nothing by itself.
+//
+// Keep the groups apart: if one group starts its products while those of the other have started, both wait and then
+// compute exponentials at the same time.
+// - Small changes, even of the producer, change the order of instructions and the time by up to 8 %. In a profile, the
+//   first products of a loop show whether groups collide.
+// - With 128 columns, turns at the products do not help (2,048 keys: 463 us for 433; with the turn passed on behind the
+//   row maxima 495), nor does a first tile for which one group waits for the other (460).
 //
 // FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns
-// with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of
-// one warp, and with masks gives tiles of queries to blocks that ask. Tried here, in turns with what is here, on an
-// H100: a producer of which one warp alone asks for boxes (8 % slower: the groups get in each other's way); keys and
-// values awaited as soon as the product before is done (505 us for 443); results that the TMA unit takes row by row,
-// not in boxes (454 us for 432); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512
-// keys, causal, 4 % faster, 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit
-// takes results); the bits of their masks ahead of the wait for logits (no difference). On an H200, causal, 32 heads on
-// 8, 1,024 keys, 275 us: first logits of the next tile of queries beside the results of this one (285); products that
-// leave out the half of a tile's keys that no row of a group sees (271, 4,096 keys the same); three groups and 96 or 80
-// keys a tile (330, 295).
+// with 128 columns, a separate loop for tiles without masks, 176 keys per tile if there is no mask, a producer of one
+// warp, and a dynamic tile scheduler for masks. Tried here on an H100, in alternation with the present code:
+// - TMA copies issued by a single warp of the producer: 8 % slower, as the groups collide;
+// - keys and values awaited as soon as the product before is done: 505 us for 443;
+// - results stored by TMA row by row, not in boxes: 454 us for 432;
+// - tiles with masks, which take 1,000 cycles longer, in the loop of those without (causal, 512 keys 4 % faster, 16,384
+//   keys 1 % slower), or in a loop of their own (up to 1 % faster, but slower with results stored by TMA);
+// - mask bits fetched ahead of the wait for logits: no difference.
 //
-// Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
-// 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at
-// exponentials (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and
-// sums (no difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142);
-// exponents that are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that
-// begin each tile of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
+// Tried on an H200, causal, 32 heads on 8 KV heads, 1,024 keys, 275 us:
+// - the first logits of the next query tile beside the results of this one: 285;
+// - products that leave out the half of a key tile that no row of a group sees: 271, 4,096 keys the same;
+// - three groups and 96 or 80 keys per tile: 330, 295.
 //
-// Products of 8 bits (H200, 16 heads of 128 columns, 16,384 keys, before weights were made ahead): 192 queries and 96
-// keys took 2,200 cycles, in which products and exponentials would take 1,150 each, and all that goes through shared
-// memory as long. Without exponentials it was 10 % less, without maxima 8, without products 23, without values to be
-// turned 5. Tried with weights made ahead (2,346 us): two groups, and 128 keys a tile (2,494), 192 (2,311; 1,024 keys
-// 213 us for 207) or 224 (2,323; 1,024 keys 209, causal 152 for 136). Before that (2,408), no turns (2,611), turns at
-// exponentials (2,424), more chains of maxima (no difference).
+// Tried when all exponentials were ahead of the wait:
+// - tiles of 160 keys: 4,096 keys 848 us for 833, 512 keys 181 for 144;
+// - the next query tile's first weights beside this one's last product: 512 keys 171 us for 146;
+// - turns at exponentials: 3 to 7 % slower with 64 columns and with 8 bits;
+// - fences in the producer, more independent chains of maxima and sums: no difference;
+// - results stored while the next tile's first logits are made: 512 keys 159 us for 142;
+// - exponents that are only tested for one above the running maximum: with 64 columns 1,180 us for 1,150;
+// - groups that begin each query tile together: 512 keys 143 us for 134;
+// - results stored by 8 bytes per lane: 140 us for 134.
+//
+// Products of 8 bits, H200, 16 heads of 128 columns, 16,384 keys. Before weights were made ahead (kWeighsAhead), a tile
+// of 192 queries and 96 keys took 2,200 cycles; products and exponentials would take 1,150 each, and all traffic of
+// shared memory as long. Without exponentials it was 10 % less, without maxima 8, without products 23, without the
+// transposition of values 5.
+// - Tried with weights made ahead (2,346 us): two groups, and 128 keys per tile (2,494), 192 (2,311; 1,024 keys 213 us
+//   for 207) or 224 (2,323; 1,024 keys 209, causal 152 for 136).
+// - Tried before that (2,408): no turns (2,611), turns at exponentials (2,424), more chains of maxima (no difference).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -74,28 +90,30 @@ struct HopperConsumer : Parts {
   using Parts::kInEight, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
   using Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
 
-  // Where exponentials are the bound, weights are made ahead of their largest logit. H200, 32 heads of 64 columns:
-  // 4,096 keys 967 us and without 1,005, causal 544 and 561; products of 8 bits 628 and 656, 344 and 361. With 128
-  // columns products would wait for weights: 956 us for 795.
+  // Where exponentials are the bottleneck, weights are computed from the running maximum of earlier tiles, before that
+  // of this tile is known (weigh_ahead()). H200, 32 heads of 64 columns, 4,096 keys: 967 us, without it 1,005; causal
+  // 544 and 561; products of 8 bits 628 and 656, causal 344 and 361. With 128 columns products would wait for weights:
+  // 956 us for 795.
   static constexpr bool kWeighsAhead = Parts::kExponentialsBound && kProducers == 1 && !Value::scaled;
-  // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits end at 256. H100,
-  // bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8 of 256 take 1,060, 815 and 722 us, and
-  // without slack 1,097, 842 and 757. Up to 128 columns of 16 bits it is sooner still to multiply outputs always,
-  // without a branch, with 16 heads of 128 columns by 6 %; with keys and values of 8 bits that are decoded it is not,
-  // 16,384 keys 4,294 us and 4,468.
+  // Lazy rescaling: weights may grow to 2^kSlack before outputs are rescaled to a new maximum. e4m3 weights end at 256.
+  // H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8 of 256 take 1,060, 815 and 722
+  // us, and without slack 1,097, 842 and 757.
+  //
+  // kShrinks: rescale always, without a branch. Up to 128 columns of 16 bits this is faster still, with 16 heads of 128
+  // columns by 6 %. It is not with keys and values of 8 bits that are decoded: 16,384 keys 4,294 us, without 4,468.
   static constexpr bool kShrinks = kCols <= 128 && !kWeighsAhead && kProducers == 1;
   static constexpr int kSlack = kInEight ? 3 : kShrinks ? 0 : 8;
-  // The fragments of 16 rows for each warp, of 64 for a warpgroup.
+  // Fragments of 16 rows per warp, 64 rows per warpgroup.
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
-  // Whether plain tiles have a loop of their own. With 256 columns, where there are fewer tiles and more instructions,
-  // short calls would take longer (512 keys 150 us for 143), and with 8 bits all would (16,384 keys up to 10 %).
+  // Whether plain tiles have a separate loop. With 256 columns, which have fewer tiles and more instructions, short
+  // calls would take longer (512 keys 150 us for 143), and with 8 bits all calls would (16,384 keys up to 10 %).
   static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !kInEight;
 
-  // The compiler knows that all lanes have it.
+  // Uniform in a warp, in a form that the compiler knows to be so.
   static __device__ __forceinline__ int group_of_warp() {
     return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers;
   }
-  // Named barriers: the turn of each group at its products, and one for each group's own threads.
+  // Named barriers: for each group the one that gives it its turn at the tensor cores, and one for its own threads.
   static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
   static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
   static __device__ __forceinline__ void wait_for_turn(int group) {
@@ -104,7 +122,8 @@ struct HopperConsumer : Parts {
   static __device__ __forceinline__ void pass_turn(int group) {
     if constexpr (kTurns) arch::named_barrier_arrive(turn(group + 1 < kGroups ? group + 1 : 0), 256);
   }
-  // Lets go of keys, values or queries. Products have read these for a whole warp, but scales each lane for itself.
+  // Releases keys, values or queries. wgmma reads these for a whole warp, so one lane arrives; but scales are read by
+  // each lane for itself.
   template <bool kScaled>
   static __device__ __forceinline__ void release(uint64_t* barrier) {
     if (kScaled || threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
@@ -136,7 +155,7 @@ struct HopperConsumer : Parts {
       if (group * 64 < item.rows.count) {
         Attending attending(params, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run(queries_empty);
-        // While the last product runs.
+        // Computed while the last product runs.
         const Work& state = attending.state;
         const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
         if (goes_in_box(params, item.rows, group)) {
@@ -155,10 +174,11 @@ struct HopperConsumer : Parts {
       return true;
     });
     if (results_in_boxes(params) && threadIdx.x % 128 == 0) arch::stored_boxes_wait();
-    if (group == 0) wait_for_turn(group);  // that of the last group's last product
+    if (group == 0) wait_for_turn(group);  // matches the last group's last pass_turn()
   }
 
-  // Whether results leave by way of their queries' place, of which a group lets go when it has its next tile.
+  // Whether results are staged where the queries of their tile were and stored by TMA. A group then releases that place
+  // when it gets its next query tile.
   static __device__ __forceinline__ bool results_in_boxes(const Params& params) {
     if constexpr (kBoxesOfResults) return params.boxes.result_rows > 0;
     else return false;
@@ -170,7 +190,7 @@ struct HopperConsumer : Parts {
   static __device__ __forceinline__ void put_box(const Params& params, const Item& item, int group, uint32_t tile,
                                                  const Work& state, const float (&factor)[2]) {
     if constexpr (kBoxesOfResults) {
-      arch::named_barrier_sync(own(group), 128);  // all have read their queries
+      arch::named_barrier_sync(own(group), 128);  // all threads have finished with the queries
       stage_results<result_type<P>, kCols>(tile, state.outputs[0], factor);
       arch::async_proxy_fence();
       arch::named_barrier_sync(own(group), 128);
@@ -184,7 +204,7 @@ struct HopperConsumer : Parts {
     }
   }
 
-  // A group lets go of keys and values of tiles that none of its rows sees.
+  // Releases the keys and values of tiles that none of the group's rows sees.
   static __device__ __forceinline__ void pass_by(Shared& shared, int group, int first, int end, Parities& keys_at,
                                                  Parities& values_at) {
 #pragma unroll 1
@@ -199,23 +219,24 @@ struct HopperConsumer : Parts {
     }
   }
 
-  // A group on its way through the tiles of keys that its rows see.
+  // The main loop of a group over the key tiles that its rows see.
   struct Attending {
     const P& p;
     Shared& shared;
     const Item& item;
     const int group;
-    const bool keeps_place;  // of queries, for results
-    const bool boxed;  // whether the TMA unit copies tiles that are seen as a whole
-    const uint64_t query_tile, keys_tile, values_tile;  // those of keys and values in the first stage
+    const bool keeps_place;  // the place of the queries is reused for results
+    const bool boxed;  // TMA copies key tiles that exist completely
+    // Descriptors for wgmma: of the queries, and of the keys and values in the first stage.
+    const uint64_t query_tile, keys_tile, values_tile;
     Parities &keys_at, &values_at;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
-    int last = tiles.count - 1;   // that any of the group's rows sees, or the first
-    int first_whole, last_whole;  // tiles that the warp's rows see as a whole
-    const int end_boxed = boxed ? tiles.tiles_in(tiles.end, 0) : 0;  // behind the tiles that all are there
-    int first_plain, last_plain;  // those that need no masks, no fences and none of the rarer products
+    int last = tiles.count - 1;   // the last key tile that any row of the group sees, or the first tile
+    int first_whole, last_whole;  // key tiles that all of the warp's rows see completely
+    const int end_boxed = boxed ? tiles.tiles_in(tiles.end, 0) : 0;  // the end of the key tiles that exist completely
+    int first_plain, last_plain;  // key tiles without masks, fences and rarer products
     Work state;
 
     __device__ __forceinline__ Attending(const Params& params, Shared& memory, const Item& of, int group_,
@@ -233,8 +254,8 @@ struct HopperConsumer : Parts {
           keys_at(keys),
           values_at(values) {}
 
-    // The group lets go of the queries as soon as it has the last logits, if it does not need their place; nobody waits
-    // for that of queries that the group reads itself.
+    // The group releases the queries as soon as it has the last logits, unless it reuses their place. Nobody waits for
+    // queries that the group has read itself.
     __device__ __forceinline__ void run(uint64_t* queries_empty) {
       if (last < 0) return release_queries(queries_empty);
       arch::pin(state.logits[0]);
@@ -264,7 +285,7 @@ struct HopperConsumer : Parts {
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs<false>(last);
     }
-    // Waits for the last product, which run() has begun, and lets go of tiles that other groups see.
+    // Waits for the last product, which run() has issued, and releases key tiles that only other groups see.
     __device__ __forceinline__ void end() {
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
@@ -280,18 +301,19 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
       if (kCopiesQueries && !keeps_place) release<false>(queries_empty);
     }
-    // Whether the TMA unit surely copies the whole tile. Of the first one threads may have copied or cleared some.
+    // Whether TMA has surely copied the whole tile. Of the first tile, threads may have copied or zeroed some rows.
     __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
     }
-    // The product with the values of a tile, the next tile's logits, and its weights. kPlain: of both.
+    // An iteration: the product with the values of a tile, and the logits and weights of the next one. kPlain: both are
+    // plain.
     template <bool kPlain>
     __device__ __forceinline__ void step(int tile, uint64_t* queries_empty) {
       if constexpr (kWeighsAhead) step_ahead<kPlain>(tile, queries_empty);
       else overlapped_step<kPlain>(tile, queries_empty);
     }
-    // Weights take the place of those that the product has read.
+    // No overlap within a group: the new weights take the registers of those that the product reads.
     template <bool kPlain>
     __device__ __forceinline__ void step_ahead(int tile, uint64_t* queries_empty) {
       wait_for_turn(group);
@@ -310,7 +332,7 @@ struct HopperConsumer : Parts {
       typename Work::Look look = look_at<kPlain, true>(tile + 1, masks);
       state.weigh_ahead(look);
     }
-    // Exponentials run beside the product.
+    // Exponentials overlap the product with the values.
     template <bool kPlain>
     __device__ __forceinline__ void overlapped_step(int tile, uint64_t* queries_empty) {
       wait_for_turn(group);
@@ -326,10 +348,11 @@ struct HopperConsumer : Parts {
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
       const typename Work::Look look = look_at<kPlain>(tile + 1, masks);
-      // Those exponentials come ahead of the wait that what the compiler sees to be ahead of it seems to need.
+      // Makes the compiler place these exponentials ahead of the wait: it has to believe that the release below needs
+      // their sum.
       constexpr int kEights = kKeys / 8, kAhead = kEights / 2;
       state.template make_exponentials<0, kAhead>(look, 0, 0);
-      const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
+      const unsigned none = unsigned(p.shape.heads >> 32);  // always 0, but the compiler does not know
       if ((__float_as_uint(state.sums[0][0]) & none) != 0) release<Key::scaled>(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
@@ -347,7 +370,7 @@ struct HopperConsumer : Parts {
         state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
       }
     }
-    // Scales of values come with these.
+    // Scales of values arrive together with the values.
     __device__ __forceinline__ void round_weights(int tile) {
       if constexpr (Value::scaled)
         arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
@@ -362,7 +385,8 @@ struct HopperConsumer : Parts {
                                                     kPlain || (tile >= first_whole && tile < last_whole), masks);
     }
 
-    // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
+    // Both issue a product without waiting for it: queries times the keys of a tile, and weights times the values of a
+    // tile.
     template <bool kPlain>
     __device__ __forceinline__ void begin_logits(int tile) {
       const int stage = Parities::stage(tile);
@@ -378,9 +402,10 @@ struct HopperConsumer : Parts {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
-      if constexpr (!kPlain && !kInEight) arch::async_proxy_fence();  // values of 8 bits are turned, and fenced
+      // 8-bit values are transposed by the producer, which has the fence
+      if constexpr (!kPlain && !kInEight) arch::async_proxy_fence();
       const uint64_t values = arch::further_tile(values_tile, stage * (kStageBytes / 16));
-      // Products and their commit stand in one branch, or the compiler commits with another product.
+      // Products and their commit are in one branch. Otherwise the compiler moves the commit to another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
       if (!kPlain && kCols > kFewerCols && cols <= kFewerCols) {
         arch::warpgroup_fence();
@@ -404,7 +429,7 @@ struct HopperConsumer : Parts {
       }
       arch::warpgroup_commit();
     }
-    // Columns [kFirst, kFirst + kCount) of the outputs.
+    // Accumulates columns [kFirst, kFirst + kCount) of the outputs.
     template <int kFirst, int kCount>
     __device__ __forceinline__ void multiply_values(uint64_t values) {
       auto& outputs = reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]);
