@@ -1,6 +1,6 @@
-// The softmax of attention of many queries, as a warp holds it: logits in fragments of mma become weights, which are
-// operands of the product with the values, and outputs are kept under the largest logit so far (online softmax, to the
-// base of 2).
+// Online softmax of the prefill kernels, in the registers of a warp. Logits (accumulator fragments of mma) become
+// weights (A fragments of the product with the values), and the outputs are rescaled when the running maximum grows.
+// Exponentials are to the base of 2.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -8,26 +8,28 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
+constexpr float kSmallScale = 1e-30f;  // unless scale is larger, products are scaled before their maximum is found
 
-// What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8;
-// of 8 columns of logits or of the output columns 2t and 2t + 1. kSlack: outputs are shrunk only where a logit is
-// larger than those before by more than this many bits of its exponential; kShrinks: they are always multiplied, even
-// by 1, so that there is no branch.
+// A warp's kTiles tiles of 16 rows, where kFirstWarp is the first warp of the block that has rows. Lane 4g + t has rows
+// g and g + 8 of a tile (`half` 0 and 1), and of each 8 columns of logits or outputs columns 2t and 2t + 1.
+//
+// kSlack: lazy rescaling, only if the maximum grows by more than kSlack (to the base of 2). kShrinks: outputs are
+// always rescaled, even by 1, so that there is no branch.
 template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0, int kSlack = 0,
           bool kShrinks = false>
 struct PrefillWork {
   using S = typename P::S;
   using Value = ValueRun<typename P::Kv>;
-  // Of 8 bits, weights are up to 256, as 2^-9 is the least that there is; the slack is part of that.
+  // With weights in e4m3, whose smallest value is 2^-9, weights are scaled up so that they reach 256; the slack is part
+  // of that range.
   static constexpr bool kInEight = std::is_same<TV, float8_e4m3>::value;
   static constexpr int kRaise = kInEight ? 8 - kSlack : 0;
   static constexpr float kLower = 1.f / (1 << kRaise);
-  static constexpr int kStep = kInEight ? 32 : 16;  // keys of a product
+  static constexpr int kStep = kInEight ? 32 : 16;  // keys of one mma
   float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
   uint32_t weights[kTiles][kKeys / kStep][4];
-  // The largest logit so far, or one not far below it, times log2(e), and the lane's part of the sum of exponentials
-  // under it.
+  // largest: the running maximum of the logits times log2(e), or with a slack a value not far below it. sums: this
+  // lane's share of the sum of exponentials relative to `largest`.
   float largest[kTiles][2], sums[kTiles][2] = {};
 
   __device__ __forceinline__ PrefillWork() {
@@ -40,14 +42,14 @@ struct PrefillWork {
     return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4;
   }
 
-  // What logits are to be multiplied by, and, if any of the warp's rows has one that is larger than before by more than
-  // the slack, or with kShrinks always, the outputs so far.
+  // factor: what logits are multiplied by before exp2. raised: whether the maximum of any of the warp's rows has grown
+  // by more than the slack (with kShrinks: always); only then shrink is set, the factors that rescale the outputs.
   struct Look {
     float factor, shrink[kTiles][2];
     bool raised;
   };
 
-  // Of masks that lie in memory: 32 keys of each of a lane's rows. The four lanes that have these rows have other keys.
+  // For masks that are bits in memory: 32 keys of each of the lane's rows. The four lanes of a row hold different keys.
   struct MaskWords {
     uint32_t mine[kTiles][2];
   };
@@ -70,20 +72,20 @@ struct PrefillWork {
       return masks;
     }
   }
-  // The bits of the logits that a lane has of a row, in their order.
+  // The mask bits of the logits that this lane holds of a row, in the order of the logits.
   static __device__ __forceinline__ unsigned bits_of(uint32_t mine) {
     unsigned bits = 0;
     KERNELS_UNROLL
     for (int run = 0; run < (kKeys + 31) / 32; ++run) {
       const unsigned word = __shfl_sync(0xffffffffu, mine, (threadIdx.x & 28) + run) >> (threadIdx.x % 4 * 2);
-      // Of each byte the two lowest, one behind the other in the highest byte.
+      // Gathers the two lowest bits of each byte in the highest byte.
       const unsigned eight = (word & 0x03030303u) * 0x01041040u;
       bits = __byte_perm(bits, eight, run == 0 ? 0x3217 : run == 1 ? 0x3270 : run == 2 ? 0x3710 : 0x7210);
     }
     return bits;
   }
 
-  // Logits become weights.
+  // The whole softmax of a key tile, without overlap: logits become weights.
   template <bool kFull>
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
                                         bool whole, const float* scales) {
@@ -93,7 +95,7 @@ struct PrefillWork {
     round_weights(scales);
   }
 
-  // Logits are scored and masked, and, unless weigh_ahead() will, the sums so far are brought under the largest.
+  // Applies scores and masks to the logits. Unless kAhead, it also updates the running maximum and rescales the sums.
   // `whole`: the rows see all keys of the tile.
   template <bool kFull, bool kAhead = false, class Masks>
   __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
@@ -108,7 +110,7 @@ struct PrefillWork {
         score_logits<false, false>(p, rows, pos);
     } else {
       look.factor = p.factor;
-      // The largest logit is not that of the largest product.
+      // The maximum of the products is not that of the logits if the scale is negative or tiny.
       if (!kFull && !(p.scale > kSmallScale)) each([&](int, int, int, float& logit) { logit *= p.scale; });
     }
     if constexpr (score_masks_runs<S>) {
@@ -123,8 +125,8 @@ struct PrefillWork {
     return look;
   }
 
-  // kWhole: the rows see all keys of the tile. If they do not, logits beyond the last key or row are scored as if they
-  // were these, so that nothing is read behind them, and masked afterwards: that takes no branch for each logit.
+  // kWhole: the rows see all keys of the tile. Otherwise logits beyond the last key or row are scored at the position
+  // of the last one, so that nothing is read out of bounds, and masked afterwards. This avoids a branch for each logit.
   template <bool kWhole, bool kPairs>
   __device__ __forceinline__ void score_logits(const P& p, const PrefillRows& rows, int pos) {
     constexpr int kPack = kWhole ? 2 : 1;
@@ -146,7 +148,7 @@ struct PrefillWork {
       }
     }
   }
-  // Key 0 and this row; of rows behind the last one, that.
+  // The row at key 0; rows beyond the last one are clamped to it.
   static __device__ __forceinline__ ScoreAt score_at(const PrefillRows& rows, int row) {
     const auto place = rows.place(lesser(row, rows.count - 1));
     return {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
@@ -160,13 +162,13 @@ struct PrefillWork {
     KERNELS_UNROLL
     for (int x = 0; x < N; ++x, ++at.key) these[x] = key_visible_singly(p.score, at) ? pack.v[x] : -infinity<float>();
   }
-  // A bit for each of the logits of 128 keys that a lane has of a row, in their order: those ahead of key `end`,
-  // counted from the lane's first.
+  // One bit for each logit that a lane holds of 128 keys of a row, in their order: set if its key is before `end`,
+  // which is relative to the lane's first key.
   static __device__ __forceinline__ unsigned bits_ahead(int end) {
     const int keys = lesser(greater(end, 0), 128), logits = keys / 8 * 2 + lesser(keys % 8, 2);
     return unsigned((uint64_t(1) << logits) - 1);
   }
-  // Bits become predicates seven at a time, which takes a third of the instructions that comparing keys does.
+  // Bits become predicates seven at a time, which takes a third of the instructions that comparing keys would.
   __device__ __forceinline__ void mask_logits(const RowKeys* row_keys, int pos) {
     const int lane = threadIdx.x % 32;
     KERNELS_UNROLL
@@ -181,7 +183,7 @@ struct PrefillWork {
       }
     }
   }
-  // Of the logits of a row from key `first` of the tile on, up to 128 of them, those whose bit is 0 do not count.
+  // Masks the logits of a row whose bit is 0: those from key `first` of the tile on, up to 128 keys.
   __device__ __forceinline__ void hide_others(int i, int half, int first, unsigned visible) {
     KERNELS_UNROLL
     for (int j = first / 8; j < lesser(kKeys, first + 128) / 8; ++j) {
@@ -191,7 +193,7 @@ struct PrefillWork {
       }
     }
   }
-  // Finds the largest logit of each row, and brings what was summed up under it.
+  // Finds the maximum of each row in the tile, and rescales the sums to it.
   __device__ __forceinline__ void raise_largest(Look& look) {
     float found[kTiles][2];
     KERNELS_UNROLL
@@ -211,7 +213,7 @@ struct PrefillWork {
     most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
     return greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
-  // Brings what was summed up under these, where they are larger than the largest so far.
+  // Raises the running maximum to `found` where that is larger, and rescales the sums.
   __device__ __forceinline__ void raise_to(Look& look, const float (&found)[kTiles][2]) {
     float before[kTiles][2];
     KERNELS_UNROLL
@@ -225,8 +227,8 @@ struct PrefillWork {
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
-    // Most tiles have no larger logit than those before. Slack spares more, but then a row's largest weight need not be
-    // 1, which 16 bits have exactly, and is rounded as the others are.
+    // Most tiles do not raise the maximum, so the branch is worth while. A slack makes it rarer still; but then the
+    // largest weight of a row need not be 1, which 16 bits represent exactly, and is rounded like the others.
     look.raised = kShrinks || __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
@@ -236,7 +238,9 @@ struct PrefillWork {
           look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
           sums[i][half] = __fmul_rn(
               sums[i][half],
-              look.shrink[i][half]);  // never fused with what is added next: the same bits in full tiles and in others
+              // __fmul_rn is never fused with the next addition, so that full tiles (kFull) and others give the same
+              // bits.
+              look.shrink[i][half]);
         }
       }
     }
@@ -254,7 +258,7 @@ struct PrefillWork {
     }
   }
 
-  // Logits become exponentials, which are summed up.
+  // Logits become exponentials, which are added to the sums.
   __device__ __forceinline__ void make_exponentials(const Look& look) {
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -262,7 +266,7 @@ struct PrefillWork {
       for (int half = 0; half < 2; ++half) make_exponentials<0, kKeys / 8>(look, i, half);
     }
   }
-  // Of 8 columns each from kFirst up to kEnd.
+  // For groups of 8 columns from kFirst up to kEnd.
   template <int kFirst, int kEnd>
   __device__ __forceinline__ void make_exponentials(const Look& look, int i, int half) {
     const float from = reference(i, half) - kRaise;
@@ -277,9 +281,9 @@ struct PrefillWork {
     }
   }
 
-  // Logits become weights under the largest one of the tiles before, which need not wait for the largest one of this
-  // tile: that is found meanwhile, and if it is larger by more than the slack, which is rare, weights are made again
-  // (all of that in one branch: with 64 columns 3 % sooner than if only what takes long is there).
+  // Makes weights relative to the running maximum of earlier tiles, without waiting for the maximum of this tile, which
+  // is found meanwhile. If it exceeds the former by more than the slack, which is rare, weights are made again. The
+  // branch contains all of that work: with 64 columns this is 3 % faster than a branch with only its expensive part.
   __device__ __forceinline__ void weigh_ahead(Look& look) {
     float found[kTiles][2], sums_of_tile[kTiles][2];
     make_weights(look, found, sums_of_tile);
@@ -292,7 +296,8 @@ struct PrefillWork {
     KERNELS_UNROLL
     for (int half = 0; half < 2; ++half) sums[0][half] += sums_of_tile[0][half];
   }
-  // Logits stay as they are. Rows take turns: one after the other 64 columns and 4,096 keys take 2 % longer (H200).
+  // Does not change the logits. The two rows are interleaved: one after the other, 64 columns and 4,096 keys take 2 %
+  // longer (H200).
   __device__ __forceinline__ void make_weights(const Look& look, float (&found)[kTiles][2],
                                                float (&sums_of_tile)[kTiles][2]) {
     static_assert(kTiles == 1 && !kShrinks && !Value::scaled, "16 rows, a slack, and values without scales");
@@ -325,7 +330,7 @@ struct PrefillWork {
       found[0][half] = largest_of_row(greater(most[half][0], most[half][1])) * look.factor;
   }
 
-  // Exponentials, times the scales of values, become operands of the product with these.
+  // Rounds exponentials, multiplied by the scales of the values, to operands of the product with the values.
   __device__ __forceinline__ void round_weights(const float* scales) {
     if constexpr (kInEight) {
       KERNELS_UNROLL
@@ -358,7 +363,7 @@ struct PrefillWork {
     }
   }
 
-  // What a row's outputs are to be multiplied with, behind its last key; its logsumexp is written.
+  // Epilogue of a row: writes its logsumexp, and returns the factor that normalizes its outputs.
   __device__ __forceinline__ float finish_row(const P& p, const PrefillRows& rows, int i, int half) const {
     return finish_state(p, rows, row(i, half), state_of_row(i, half), threadIdx.x % 4 == 0);
   }
@@ -368,7 +373,7 @@ struct PrefillWork {
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     return {largest[i][half] * kLn2, sum * kLower};
   }
-  // Of row r, by all lanes that have some of it; one of them writes.
+  // Called by all lanes that hold some of row r; one of them writes.
   static __device__ __forceinline__ float finish_state(const P& p, const PrefillRows& rows, int r,
                                                        SoftmaxState<float> state, bool writes) {
     if (leaves_part<P>(rows)) {
@@ -399,7 +404,7 @@ struct PrefillWork {
   }
 
  private:
-  // Of the tile at `pos`.
+  // Relative to the tile at `pos`.
   static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) {
     return {row_keys[row].begin - pos, row_keys[row].end - pos};
   }
