@@ -1,4 +1,5 @@
-// Which kernel attends for many queries.
+// Host side of prefill: chooses the kernel, launches it and, with split keys, the merge kernel, and describes the plan
+// of a call.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -11,7 +12,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The body for heads of at most so many columns. kReplaced: in code for sm_90a that for kMostHopperDim takes its place.
+// The mma.sync kernel for heads of at most kMost columns. kReplaced: in code for sm_90a, the one for kMostHopperDim
+// columns takes the place of smaller ones, so that fewer kernels are compiled.
 template <class P, int kMost, bool kReplaced = false>
 struct PrefillTile {
   static constexpr bool replaced = kReplaced && kMost < kMostHopperDim;
@@ -20,10 +22,11 @@ struct PrefillTile {
       PrefillBody<P, kSize.warps, kSize.tiles, kSize.keys, kSize.dim, kSize.cols, kSize.stages, 255, replaced>;
 };
 template <class P>
-struct PrefillTile<P, 0> {  // of any size, on CUDA cores
+struct PrefillTile<P, 0> {  // any number of columns, on CUDA cores
   using Body = SimtPrefillBody<P>;
 };
-// What takes the place of a tile: a type that depends on it, or the compiler would make it for others as well.
+// The replacement. Its type depends on the replaced tile, as otherwise the compiler would instantiate it for others
+// too.
 template <class Tile>
 struct InsteadOf;
 template <class P, int kMost, bool kReplaced>
@@ -31,18 +34,18 @@ struct InsteadOf<PrefillTile<P, kMost, kReplaced>> : PrefillTile<P, kMostHopperD
 template <class Tile>
 using PrefillInstead = typename InsteadOf<Tile>::Body;
 
-// That for sm_90a, where there is one.
+// The kernel for sm_90a, where there is one.
 template <class P, int kDim>
 constexpr HeadSize::Hopper hopper_size = decodes_kv<typename P::Kv> ? head_size(kDim).decoded : head_size(kDim).copied;
 template <class P, int kDim>
 using HopperBody = HopperPrefillBody<P, kDim, kDim, hopper_size<P, kDim>.keys, hopper_size<P, kDim>.groups>;
 
-// The same where values have fewer columns than keys (DeepSeek's heads: 192, of values 128), which leaves room for
-// tiles of twice as many keys.
+// The same for values with fewer columns than the keys (DeepSeek: 192, and values of 128), which leaves shared memory
+// for tiles of twice as many keys.
 template <class P, int kMost>
 using HopperBodyNarrow = HopperPrefillBody<P, kMost / 4 * 3, kMost / 2, 128, 2>;
 
-// Whether a call takes such a body, if there is code for it.
+// Whether a kernel for sm_90a can take the call, if the loaded image has its code.
 template <class Hopper, class P>
 bool fits_hopper(const Exec& ex, const P& p) {
   return p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values &&
@@ -50,11 +53,11 @@ bool fits_hopper(const Exec& ex, const P& p) {
 }
 
 // The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time
-// from 2,048 keys on than two and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake
-// of the compiler.
+// from 2,048 keys on than two groups and 128 keys (H200). kMost, of the tile that it replaces, is only there to make
+// the type dependent.
 template <class P, int kMost>
 using HopperBody8 = HopperPrefillBody<P, (kMost > 128 ? kMost : 128), (kMost > 128 ? kMost : 128), 96, 3, true>;
-// Whether a call takes it.
+// Whether it can take the call.
 template <class P>
 bool fits_8_bits(const P& p) {
   const int64_t dim = p.shape.dim, cols = p.shape.value_dim();
@@ -62,7 +65,7 @@ bool fits_8_bits(const P& p) {
          max_pack_of(p.q) >= 16 && key_pack(p.kv) >= 16 && value_pack(p.kv) >= 16;
 }
 
-// Whether a call takes the kernel for latents.
+// Whether the kernel for latents can take the call.
 template <class Body, class P>
 Status fits_latent(const Exec& ex, const P& p, bool& fits) {
   fits = false;
@@ -72,7 +75,7 @@ Status fits_latent(const Exec& ex, const P& p, bool& fits) {
   return has_code<Body>(ex, fits);
 }
 
-// Whether the TMA unit may copy for a kernel.
+// Whether a kernel can use TMA.
 template <class Body, class = void>
 constexpr bool has_boxes = false;
 template <class Body>
@@ -83,8 +86,8 @@ struct ChosenPrefill {
   using Body = Body_;
 };
 
-// Calls f(PrefillTile): the smallest that heads fit into. kLargest: how large a head can be, or 0 if that is known at
-// run time only.
+// Calls f(PrefillTile) with the smallest that heads fit into. kLargest: the largest head, or 0 if it is known only at
+// run time.
 template <class P, int kLargest, class F>
 Status with_prefill_tile(const AttentionShape& shape, const F& f) {
   if constexpr (!narrow_kv<typename P::Kv>) {
@@ -95,9 +98,9 @@ Status with_prefill_tile(const AttentionShape& shape, const F& f) {
   }
 }
 
-// Calls f with the body that a call takes: that for sm_90a wherever it can, as the bits of a sequence must not depend
-// on how long others are. H200, bench_prefill: 1.3 to 2.1 times as fast as mma.sync at 16,384 keys, 1.1 to 1.4 times at
-// 512. Keys that begin anywhere have one kernel in code for sm_90a, so that calls compile sooner.
+// Calls f with the body that a call takes. It is the one for sm_90a whenever that can take the call, as the bits of a
+// sequence must not depend on how long others are. H200, bench_prefill: 1.3 to 2.1 times as fast as mma.sync at 16,384
+// keys, 1.1 to 1.4 times at 512. In code for sm_90a, unaligned keys have a single kernel, so that calls compile sooner.
 template <class P, int kLargest, class F>
 Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   return with_prefill_tile<P, kLargest>(p.shape, [&](auto tile) {
@@ -134,23 +137,24 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   });
 }
 
-// Merges what blocks have left: an item is 128 columns of a row, whose parts one warp merges. kTogether: where a block
-// finds few items, all of its warps share the parts of each, and one warp merges the results. Not where a fixed number
-// of parts is asked for: what a block finds depends on the batch, and with it the last bits would.
+// Merge kernel for split keys: an item is 128 columns of a row, and a warp merges its splits. kTogether: if a block has
+// few items, all of its warps share the splits of each, and one warp merges their results. This is not done for a fixed
+// number of splits, as the number of a block's items depends on the batch, and the last bits would, too.
 template <class P, bool kTogether = false>
 struct PrefillMerge {
   static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
-  static constexpr int kAtOnce = 8;        // parts that are read at a time
-  static constexpr int kMostTogether = 2;  // items of a block that all of its warps merge
+  static constexpr int kAtOnce = 8;        // splits that are read at a time
+  static constexpr int kMostTogether = 2;  // the most items of a block that all of its warps merge
   using Params = P;
   using State = AttentionState<float, 4>;
 
-  // How many warps have something to do.
+  // How many warps have an item.
   static KERNELS_HD int64_t items(const P& p, int64_t rows) {
     return rows * ((p.shape.value_dim() + kCols - 1) / kCols);
   }
 
-  // A warp looks at 32 items at a time, of the rows of all parts. Only those of first parts have something to merge.
+  // A warp looks at 32 rows of partial results at a time. Only rows of first splits are items; they name the other
+  // splits.
   static __device__ __forceinline__ void run(const P& p) {
     const int64_t all = items(p, *p.parts.count), step = int64_t(gridDim.x) * kWarps;
     KERNELS_ROLLED
@@ -184,7 +188,7 @@ struct PrefillMerge {
       row = item / chunks, col = item % chunks * kCols + threadIdx.x % 32 * 4;
       there = col < p.shape.value_dim();
     }
-    // Of the parts from `begin` on.
+    // Merges splits [begin, end).
     __device__ __forceinline__ State merged(const P& p, int begin, int end) const {
       const int64_t v_dim = p.shape.value_dim();
       return merged_states<4, kAtOnce>(end - begin, [&](int64_t part) {
@@ -203,7 +207,8 @@ struct PrefillMerge {
     }
   };
 
-  // found: the items of the warp, of 32. Whether the block has so few that all of its warps merge each.
+  // found: the warp's items among 32, as bits. Returns whether the block has so few items that all of its warps merged
+  // them.
   template <class At>
   static __device__ __forceinline__ bool together(const P& p, unsigned found, const At& item) {
     __shared__ Uninitialized<State, max_threads> states;
@@ -237,7 +242,7 @@ struct PrefillMerge {
 
 inline Status too_many_tiles() { return unsupported("there are more than 2^31 tiles of queries"); }
 
-// kShared: whether blocks are shared out among all sequences.
+// kShared: whether keys are split so that the work of all sequences together fills the machine.
 template <class Body, bool kShared = false, class P>
 Status start_prefill(const Exec& ex, const P& problem) {
   const auto grid = PrefillGrid::of<Body>(ex.device(), problem, kShared);
@@ -292,7 +297,7 @@ inline PrefillParts parts_in(const Workspace& workspace, const PrefillRoom& room
           reinterpret_cast<float*>(memory + room.state_bytes)};
 }
 
-// kSplits: whether there is a workspace, which then is large enough.
+// kSplits: whether there is a workspace; its size has been checked.
 template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
 Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                const Workspace& workspace, const Attention& options) {
@@ -303,7 +308,7 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
       ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
 
-// The first thing that slows down a call whose keys and values fit, the gravest before others.
+// The first reason, in order of weight, why a call whose keys and values fit does not take the fastest path.
 template <class P>
 const char* prefill_why_not(const P& p, bool whole_tiles, bool in_8_bits) {
   using Kv = typename P::Kv;

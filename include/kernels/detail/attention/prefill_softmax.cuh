@@ -236,10 +236,9 @@ struct PrefillWork {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
+          // __fmul_rn is never fused with the next addition, so that full tiles (kFull) and others give the same bits.
           sums[i][half] = __fmul_rn(
               sums[i][half],
-              // __fmul_rn is never fused with the next addition, so that full tiles (kFull) and others give the same
-              // bits.
               look.shrink[i][half]);
         }
       }
