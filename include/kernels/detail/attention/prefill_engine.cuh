@@ -153,8 +153,8 @@ struct PrefillMerge {
     return rows * ((p.shape.value_dim() + kCols - 1) / kCols);
   }
 
-  // A warp looks at 32 rows of partial results at a time. Only rows of first splits are items; they name the other
-  // splits.
+  // A warp looks at 32 items at a time, among the rows of all splits. Only items of a first split have something to
+  // merge.
   static __device__ __forceinline__ void run(const P& p) {
     const int64_t all = items(p, *p.parts.count), step = int64_t(gridDim.x) * kWarps;
     KERNELS_ROLLED

@@ -1,5 +1,5 @@
-// The producers of attention for sm_90a: they find out which queries a block has and which keys these see, and bring
-// all to shared memory.
+// Producer warpgroups of the prefill kernels for sm_90a. They find the block's query tiles and the keys that these see,
+// and copy queries, keys and values to the pipeline in shared memory.
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -7,14 +7,14 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Finds tiles of queries and brings these.
+// Finds query tiles, publishes each as an Item, and copies its queries.
 template <class Parts>
 struct HopperItemProducer : Parts {
   using Item = typename Parts::Item;
   using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kSought, Parts::kProducerBarrier;
 
-  // By the producer, for tile `wanted` of all, the block's in a round; false if there is none. Its queries are there
-  // when item_full says so.
+  // Called by all producer threads for tile `wanted`, which the block takes in a round; false if there is none.
+  // `number` counts the block's query tiles. When item_full completes, consumers may read the item and its queries.
   template <class Params, class Shared>
   static __device__ __forceinline__ bool bring_item(const Params& params, Shared& shared, unsigned char* memory,
                                                     int number, unsigned wanted, unsigned round, PrefillRows& rows,
@@ -23,7 +23,8 @@ struct HopperItemProducer : Parts {
     Item& item = shared.items[number % kItems];
     uint64_t* const full = &shared.item_full[number % kItems];
     arch::mbarrier_wait_in_block(&shared.item_empty[number % kItems], number / kItems % 2 ^ 1);
-    if (!Parts::Problem::kSplits && params.grid.even) {  // others have no registers for both
+    // Kernels with splits lack the registers for both branches; search() also handles even grids.
+    if (!Parts::Problem::kSplits && params.grid.even) {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {
@@ -53,7 +54,7 @@ struct HopperItemProducer : Parts {
     arch::named_barrier_sync(kProducerBarrier, 128);
     all = Parts::seen_by_rows(item, 0, kRows);
     if (threadIdx.x == 0) item.all = all;
-    arch::mbarrier_arrive(full);  // behind what was written to the item
+    arch::mbarrier_arrive(full);  // after all writes to the item
     return true;
   }
 };
@@ -77,9 +78,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
   using HopperItemProducer<Parts>::bring_item;
-  // With 128 columns and room for the next queries: causal, 1,024 keys of 16 heads take 146 us for 150, of 32 on 8 275
-  // for 283, 2,048 keys 454 for 462; 16,384 keys, and all that has no mask, the same (H200, in turns). With 64 columns,
-  // where producers have few registers, causal 1,024 keys would take 225 for 210.
+  // Whether the next query tile is found and its queries are copied during the keys of this one: with 128 columns and
+  // room for the next queries. H200, in alternation, causal: 1,024 keys of 16 heads take 146 us (150 without), of 32
+  // heads on 8 KV heads 275 (283), 2,048 keys 454 (462); 16,384 keys, and all calls without a mask, take the same. With
+  // 64 columns, where producers have few registers, causal 1,024 keys would take 225 us (210 without).
   static constexpr bool kPreparesNext = kDim == 128 && Parts::kQueryStages > 1 && !kInEight;
   using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
@@ -115,12 +117,12 @@ struct HopperProducer : HopperItemProducer<Parts> {
     arch::copy_async_wait<0>();
   }
 
-  // The next tile of queries is found and brought while keys of this one are on their way.
+  // The producer's loop with kPreparesNext.
   static __device__ __forceinline__ void copy_ahead(const Params& params, Shared& shared, unsigned char* memory,
                                                     Parities& keys_to, Parities& values_to) {
     typename Parts::Walk walk;
     PrefillRows rows{};
-    SeenKeys all{};  // none, ahead of the first tile of queries
+    SeenKeys all{};  // no keys before the first query tile
 #pragma unroll 1
     for (;;) {
       bool there = false;
@@ -133,12 +135,13 @@ struct HopperProducer : HopperItemProducer<Parts> {
       });
       if (!there) return;
       arch::named_barrier_sync(kProducerBarrier, 128);
-      const Item& item = shared.items[walk.number % kItems];  // registers have no room for what two of them say
+      const Item& item = shared.items[walk.number % kItems];  // reread, as registers have no room for two items
       rows = same_in_lanes(item.rows), all = from_lane(item.all, 0);
     }
   }
 
-  // A sequence's keys and values. prepare_next(): called once, when those of the first two tiles are on their way.
+  // Copies the keys and values of a query tile. Calls prepare_next() once, when the first two key tiles have been
+  // issued.
   template <class F>
   static __device__ __forceinline__ void copy_keys(const Params& params, Shared& shared, unsigned char* stages,
                                                    const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
@@ -150,7 +153,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     const BoxesOfTile boxes(params.boxes, tiles.low, end_of_keys(p, rows));
     const void* addresses[Keys::kFound] = {};
     BoxPlace keys_place{}, values_place{};
-    // In the order of the products: keys of a tile ahead of the values of the one before.
+    // In the order of the products: the keys of a tile, then the values of the tile before it.
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, before = pos - kKeys;
@@ -202,7 +205,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     }
   }
 
-  // Where the rows of a tile are, in the lanes that KvTiles wants to have them.
+  // Looks up the addresses of a key tile's rows, in the lanes where KvTiles expects them.
   template <class Some, class At>
   static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some,
                                                    const At& at, int pos, int low, int end) {
@@ -215,8 +218,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
     }
   }
 
-  // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the
-  // next tile is on its way.
+  // Keys and values for products of 8 bits. wgmma needs such values with the keys of a column contiguous, so the
+  // producer transposes each tile while the next one is copied.
   static __device__ __forceinline__ void copy_and_turn(const Params& params, Shared& shared, unsigned char* stages,
                                                        const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
                                                        Parities& values_to) {
@@ -268,8 +271,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
       if (tile > 0) {
         const int stage = Parities::stage(tile - 1);
         arch::mbarrier_wait_in_block(&shared.copied_full[stage], values_to.at(tile - 1));
-        arch::async_proxy_fence();  // the TMA unit may write next where threads have read and written
-        arch::named_barrier_sync(kProducerBarrier, 128);  // all have turned the tile before
+        arch::async_proxy_fence();  // TMA may write next where threads have read and written
+        arch::named_barrier_sync(kProducerBarrier, 128);  // all threads have transposed the tile before
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
         turn_tile<kKeys>(arch::shared_address(stages) + stage * kStageBytes + Keys::kBytes,
                          arch::shared_address(copied) + stage * Values::kBytes, cols);
@@ -278,10 +281,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
         values_to.next(tile - 1);
       }
     }
-    arch::named_barrier_sync(kProducerBarrier, 128);  // before the next tile of queries
+    arch::named_barrier_sync(kProducerBarrier, 128);  // before the next query tile
   }
 
-  // The producer of values, where they are decoded: by then the other one has found the tiles of queries.
+  // The second producer, for values that are decoded. The first one finds the query tiles for both.
   static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
@@ -298,8 +301,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
     });
   }
 
-  // A sequence's keys, or its values, of 8 or 4 bits: codes of a tile are on their way to registers until there is
-  // room for it.
+  // Keys or values of 8 or 4 bits: the codes of a tile are loaded to registers, and decoded to shared memory when the
+  // stage is free.
   template <class KvTiles, class At>
   static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages,
                                                       float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
