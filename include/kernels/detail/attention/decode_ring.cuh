@@ -1,5 +1,5 @@
-// What a warp of decoding on tensor cores brings to shared memory: its keys and values of all parts of its block, stage
-// by stage, ahead of the products.
+// The copy pipeline of a warp of decoding on tensor cores: a ring of stages (slots) in shared memory, to which keys and
+// values of all parts of the block are copied by cp.async ahead of the products.
 #pragma once
 
 #include "../../tuning/attention.h"
@@ -9,8 +9,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Slots of kSlot bytes for kKeyTiles times 16 keys of kHeads heads, then the values. Steps: to the warp's next keys of
-// a part. Of several teams the first brings keys and scales, the last values.
+// A slot of kSlot bytes holds the keys, then the values, of kKeyTiles * 16 positions of kHeads KV heads. Steps:
+// iterates over the warp's keys of a part. With several teams, the first one copies keys and scales, the last one
+// values.
 template <class P, class Cursor, class Steps, class Keys, class Values, int kHeads, int kKeyTiles, int kStages,
           int kSlot, bool kShortOfRegisters>
 class DecodeRing {
@@ -18,14 +19,15 @@ class DecodeRing {
   static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes;
   static_assert(kSlot % 128 == 0 && Keys::kBytes % 128 == 0, "DecodeSide permutes chunks within 128 bytes");
 
-  // scales: if there are some, floats of each slot for each tile: of its keys, head by head, then of its values.
+  // scales: shared memory for the scales, if there are some. A slot has floats for each of its key tiles: those of the
+  // keys, head by head, then those of the values.
   __device__ __forceinline__ DecodeRing(const P& p, const unsigned char* first_slot, float* scales,
                                         const Cursor& cursor)
       : p_(p), kept_(scales), slots_(arch::shared_address(first_slot)), ahead_(cursor) {}
 
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
-  // Brings as many of the first keys and values as are old, before the kernel ahead has ended. Returns how many times
-  // it did. Not where there are scales.
+  // Starts the pipeline with keys and values that are old (Attention::new_keys), before the preceding kernel has ended.
+  // Returns how many steps it has copied. Not available with scales.
   __device__ __forceinline__ int fill_ready() {
     static_assert(!scaled, "fill() forgets where scales go");
     int count = 0;
@@ -33,7 +35,7 @@ class DecodeRing {
     for (; count < kFirst && next_ready(); ++count) bring<true>();
     return count;
   }
-  // Brings the first keys and values, but for those that fill_ready() has brought.
+  // Starts the pipeline, except for the steps that fill_ready() has copied.
   __device__ __forceinline__ void fill(int already) {
     if constexpr (scaled) {
       KERNELS_UNROLL
@@ -42,32 +44,32 @@ class DecodeRing {
     KERNELS_ROLLED
     for (int i = already; i < kFirst; ++i) bring<true>();
   }
-  // Brings the next ones, if there are more.
+  // Issues the copies of the next step, if there is one.
   __device__ __forceinline__ void bring() { bring<false>(); }
 
  private:
-  // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing
-  // is known.
+  // Whether a step's addresses are looked up one call of bring() ahead of its copies, so that these do not wait for a
+  // page table. Then the first call only looks up addresses. Not for user-defined views, of which nothing is known.
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
-  // Calls of bring() that fill all stages but one: the first only looks for keys if these are found ahead of time.
+  // Calls of bring() that fill all stages but one. With kFoundAhead the first of them copies nothing.
   static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static_assert(kHeads == 1 || kFoundAhead, "heads lie at equal distances");
   static __device__ __forceinline__ bool brings_keys() { return Steps::team() == 0; }
   static __device__ __forceinline__ bool brings_values() { return Steps::team() == Steps::teams - 1; }
-  // Calls of bring() until the scales that one has asked for are written to shared memory, one less for teams: their
-  // barrier of a step stands before the step's call, so that scales have to lie there a call sooner. With 0 they are
-  // written at the end of the call that asks for them.
+  // Calls of bring() after which scales that were loaded are written to shared memory. It is one less for teams, as the
+  // barrier of a step is ahead of its bring(), so that scales must be in shared memory a call sooner. 0: they are
+  // written at the end of the call that loads them.
   static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1);
   static constexpr int kScalesAhead = kScaleSteps > 4 ? 4 : kScaleSteps > 1 ? kScaleSteps : 1;
 
-  // Where rows, or scales, lie: at equal distances in a block, and so do blocks, and heads.
+  // Addresses of rows, or of scales: rows of a block, blocks, and heads are each at equal distances.
   struct Lines {
     const char* first;
     int64_t block, head, distance;  // bytes
     Lines() = default;
-    // From `start` and so many heads and rows on: address(slot, head).
+    // From `heads` heads and `rows` rows behind `start` on, where address(slot, head) is an address.
     template <class Address>
     __device__ __forceinline__ Lines(const KvSlot& start, int heads, int rows, const Address& address)
         : first(address(start, 0)),
@@ -83,12 +85,12 @@ class DecodeRing {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
-  // Whether all keys that bring() would bring are old.
+  // Whether all keys of the next bring() are old.
   __device__ __forceinline__ bool next_ready() const {
     return there_ == 0 || int64_t(steps_.first) + there_ <= p_.options.ready_keys(p_.kv.length(next_.b));
   }
 
-  // kOnce: what runs once has to be short.
+  // kOnce: for code that runs once, which must be short, as it misses the instruction cache.
   template <bool kOnce>
   __device__ __forceinline__ void bring() {
     if constexpr (scaled) keep_scales();
@@ -103,7 +105,7 @@ class DecodeRing {
     if constexpr (kFoundAhead) find();
     if constexpr (scaled && kScaleSteps == 0) keep_scales();
   }
-  // Whether no row and no column of a slot is missing, and the keys of a tile follow each other.
+  // Whether the next step has all rows and columns of a slot, and the keys of each tile are contiguous.
   __device__ __forceinline__ bool all_there() const {
     return there_ == kKeyTiles * kDecodeKeys && by_tile_ && Keys::bytes_of(p_.dim) == Keys::kHeadBytes &&
            Values::bytes_of(p_.v_dim) == Values::kHeadBytes;
@@ -135,7 +137,8 @@ class DecodeRing {
                                        Values::bytes_of(p_.v_dim), rows);
     }
   }
-  // Of a tile: the first rows of which a lane brings something, or where these are anywhere its own, and its scales.
+  // Addresses for a tile: the first rows of keys and values that the lane copies from, or, if the keys of the tile are
+  // not contiguous, the lane's own key and value; and the scales that the lane loads.
   struct Found {
     const char *key, *value, *scales[kHeads];
   };
@@ -151,7 +154,7 @@ class DecodeRing {
     }
     return found;
   }
-  // The same in a view of the user's own, where each tile may have another distance between its rows.
+  // The same for a user-defined view, where each tile may have another distance between its rows.
   __device__ __forceinline__ Found find_tile_of_view(int tile) {
     const auto key = p_.kv.key(next_.b, next_.head, key_of(tile));
     const auto value = p_.kv.value(next_.b, next_.head, key_of(tile));
@@ -164,8 +167,8 @@ class DecodeRing {
     if constexpr (scaled) found.scales[0] = lane_scale(0, key, value, by_tile_ ? lane() % kDecodeKeys : 0);
     return found;
   }
-  // The rows of a tile from the lane's first one on, which then is that of the tile behind it, or which is the lane's
-  // own where rows are anywhere.
+  // Copies a tile. from: the first row that the lane copies from, which then advances to the next tile; or the lane's
+  // own row, if the keys of the tile are not contiguous.
   template <bool kOnce, bool kAll, class Side>
   __device__ __forceinline__ void copy_tile(uint32_t to, const char*& from, const Lines& lines, int bytes,
                                             int rows) const {
@@ -185,7 +188,7 @@ class DecodeRing {
     return steps_.first + lesser(tile * kDecodeKeys + (by_tile_ ? 0 : lane() % kDecodeKeys), there_ - 1);
   }
 
-  // Where the warp's next keys and values are.
+  // Finds the warp's next keys and values.
   __device__ __forceinline__ void find() {
     if (!steps_.next(uint32_t(next_.end))) {
       do {
@@ -209,7 +212,7 @@ class DecodeRing {
     }
   }
   __device__ __forceinline__ int in_tile(int tile) const { return lesser(kDecodeKeys, there_ - tile * kDecodeKeys); }
-  // Of a part's sequence and head.
+  // Computes the addresses of a part's sequence and head.
   __device__ __forceinline__ void find_lines() {
     const KvSlot start = kInPages ? KvSlot{0, 0, 1} : p_.kv.where().slot(next_.b, 0);
     const int64_t first = int64_t(next_.head) * kHeads;
@@ -228,8 +231,8 @@ class DecodeRing {
       }
     }
   }
-  // Asks the table for the pages of the next tiles, or of a lane's own keys if a tile is in several, and leaves the
-  // answers alone until these are brought.
+  // Loads the page table entries of the next tiles, or of each lane's own key if a tile spans several pages. Nothing
+  // uses the loaded values before the next bring().
   __device__ __forceinline__ void look_up_pages() {
     by_tile_ = true;
     const uint32_t size = p_.kv.where().pages.size;
@@ -248,11 +251,11 @@ class DecodeRing {
     }
     if constexpr (!Keys::coded && !Values::coded) prefetch_table(size);
   }
-  // Brings what the table says of keys some steps further on into the L1: an answer from beyond it comes late, behind
-  // the keys and values that have been asked for. Codes gain nothing, whose decoding takes as long.
+  // Prefetches into L1 the page table entries of keys some steps ahead: a load from beyond L1 would be queued behind
+  // the copies of keys and values. Quantized keys and values gain nothing, as their decoding takes as long.
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
-    // Nobody reads these. If all copies of a warp went to one place, racecheck would call each of them an error; with a
-    // place for each stage it warns of the first few, and calls errors those of sequences of a few keys.
+    // Nobody reads these. If all copies of a warp went to one address, racecheck would call each an error. With an
+    // address for each stage, it warns of the first few, and reports errors for sequences of a few keys.
     __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
@@ -266,7 +269,7 @@ class DecodeRing {
     const Pages& pages = p_.kv.where().pages;
     return pages.table + (next_.b * pages.ld + page);
   }
-  // Scales are brought in kHeads goes, those of keys first: whether a lane brings one of values in a go.
+  // Scales are loaded in kHeads rounds, those of keys first. Whether the lane loads one of a value in round `go`.
   static __device__ __forceinline__ bool of_values(int go) { return go * 32 + lane() >= kHeads * kDecodeKeys; }
   template <class KeyRun, class ValueRun>
   static __device__ __forceinline__ const char* lane_scale(int go, const KeyRun& key, const ValueRun& value,
@@ -278,7 +281,8 @@ class DecodeRing {
     if constexpr (Run::scaled) return reinterpret_cast<const char*>(run.scales + position * run.scale_stride);
     else return nullptr;
   }
-  // Scales take as long to come as keys: nothing is done with their bits before.
+  // Writes scales to shared memory that were loaded some calls ago: their loads take as long as those of keys, and
+  // nothing may wait for them earlier.
   __device__ __forceinline__ void keep_scales() {
     KERNELS_UNROLL
     for (int at = 0; at < kKeyTiles * kHeads; ++at) {
@@ -299,17 +303,17 @@ class DecodeRing {
   }
 
   const P& p_;
-  float* const kept_;  // scales
+  float* const kept_;  // where scales are kept in shared memory
   const uint32_t slots_;
-  int bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to bring to next
+  int bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to copy to next
   SeldomRead<Cursor, Steps::warps * Steps::teams, kShortOfRegisters, 1> ahead_;
   DecodePart next_ = {};
   Steps steps_;
-  int there_ = 0;  // keys that are next
+  int there_ = 0;  // keys of the next step
   Lines keys_, values_, lane_scales_[kHeads];
   int32_t page_[kKeyTiles];
   uint32_t place_[kKeyTiles];  // in the page
-  bool by_tile_ = true;        // whether the keys of a tile follow each other
+  bool by_tile_ = true;        // whether the keys of each tile are contiguous
   uint32_t scales_[kScalesAhead][kKeyTiles * kHeads];
   int scale_slots_[kScalesAhead];
 };
