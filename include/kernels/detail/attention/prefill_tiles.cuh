@@ -1,6 +1,6 @@
-// Queries, keys and values on their way to tiles in shared memory: runs of 64 columns of 16 bits, or of 128 of 8 bits,
-// each eight chunks of 16 bytes, of which chunk i of a row is at i ^ (row % 8), so that neither writes nor reads have
-// bank conflicts.
+// Copies of queries, keys and values to tiles in shared memory, and the layout of these tiles. A tile consists of runs:
+// 64 columns of 16 bits, or 128 columns of 8 bits, which is 128 bytes of each row. Chunk i of 16 bytes of a row is at
+// chunk i ^ (row % 8) of its run (128-byte swizzle), so that neither writes nor reads have bank conflicts.
 #pragma once
 
 #include "../../arch/sm80.cuh"
@@ -9,9 +9,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of kCols columns of 16 bits, or twice as many of 8. Threads take chunks of 16 bytes: eight threads a row, each the
-// chunk of its number in each run of 64 columns; a thread's rows are kRowsPerPass apart. kApart: for wgmma, which wants
-// the runs of kApart rows one behind the other; 0: the runs of a row are side by side.
+// Layout of a tile of kCols columns of 16 bits, or twice as many of 8. For copies, eight threads share a row; each
+// takes the chunk of its number in every run. A thread's rows are kRowsPerPass apart. kApart: the layout for wgmma, in
+// which a run of all kApart rows is contiguous; 0: the runs of a row are adjacent.
 template <int kCols, int kThreads, int kApart = 0>
 struct TileLayout {
   static constexpr int kRuns = kCols / 64, kRowsPerPass = kThreads / 8;
@@ -23,7 +23,7 @@ struct TileLayout {
   static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / 8; }
   static __device__ __forceinline__ uint32_t mine() { return place(row(), chunk()); }
 
-  // Zeros in the chunks from `cols` on.
+  // Zeros the chunks from column `cols` on.
   static __device__ __forceinline__ void clear_behind(unsigned char* tile, int rows, int cols) {
     if (cols >= kCols) return;
     KERNELS_ROLLED
@@ -36,7 +36,7 @@ struct TileLayout {
   }
 };
 
-// Queries of kRows of a block's rows, from row `first` on, to a tile.
+// Copies queries to a tile: kRows rows of a block, from row `first` on.
 template <class T, int kRows, class Layout, class P>
 __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile,
                                               int dim) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   }
 }
 
-// Where the codes of 8 columns are.
+// The address of the codes of 8 columns.
 template <class Codes>
 __device__ __forceinline__ const void* codes_at(const Codes& codes, int64_t row, int64_t col) {
   return codes.at(row, col);
@@ -88,10 +88,10 @@ __device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int6
   return codes.at(row) + (col >> 3);
 }
 
-// The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun.
-// What lies as values of T is copied to its tile. Codes of 8 and 4 bits are either read through their functor, or a
-// thread has its own in registers until it decodes them: by way of shared memory they would take as much of its
-// bandwidth as products do.
+// Copies the keys, or the values, of a sequence to tiles of kKeys positions. at(pos): where they are, as a KvRun. Plain
+// values of T are copied by cp.async. Quantized ones are either read through their functor, or a thread holds its codes
+// in registers until it decodes them: through shared memory they would take as much of its bandwidth as the products
+// do.
 template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
@@ -102,12 +102,12 @@ class KvTiles {
   static constexpr bool copied = lies_as<typename Run::Codes, T>,
                         decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
-  // A warp's rows, and how many of them each lane of half a warp finds.
+  // Rows of a tile that a warp copies, and how many of their addresses each lane of half a warp looks up.
   static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
   static_assert(kKeys % Layout::kRowsPerPass == 0, "all threads have as many rows");
   static_assert(kFound <= 2, "copy() chooses between two");
 
-  // Columns from `col` on, so many of them.
+  // For `cols` columns from `col` on.
   template <class At>
   __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide)
       : col_(col), cols_(cols), wide_(wide) {
@@ -118,13 +118,13 @@ class KvTiles {
     }
   }
 
-  // Number `row` of the warp's rows of a tile, in the tile.
+  // The row in the tile that is number `row` of the warp's rows.
   static __device__ __forceinline__ int tile_row(int row) {
     return row / 4 * Layout::kRowsPerPass + threadIdx.x % kThreads / 32 * 4 + row % 4;
   }
 
-  // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16
-  // where the warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
+  // Copies the tile at `pos`, of which rows [first, end) exist. rows[j]: in lane i + half * 16 the address() of the
+  // warp's row i + j * 16. kFull: all rows exist, and full() holds.
   template <bool kFull, class At>
   __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end,
                                         const void* const (&rows)[kFound], int half) {
@@ -139,11 +139,11 @@ class KvTiles {
       read(tile, at, pos, first, end);
     }
   }
-  // A thread's codes of a tile: of each row and run those of 8 columns.
+  // A thread's codes of a tile: 8 columns of each row and run.
   struct Codes {
     uint32_t words[kEach * Layout::kRuns][kUnit / 4];
   };
-  // Rows of the tile from `pos` on, as bring() takes them, of codes. They come while the thread goes on.
+  // Loads the codes of the tile at `pos`, with rows as in bring(). The loads are asynchronous.
   __device__ __forceinline__ void read_codes(Codes& codes, int first, int end, const void* const (&rows)[kFound]) {
     const auto read_if = [&](const auto& there) {
       KERNELS_UNROLL
@@ -164,7 +164,7 @@ class KvTiles {
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
   }
-  // They become values of T.
+  // Decodes codes to values of T in the tile.
   __device__ __forceinline__ void decode(unsigned char* tile, const Codes& codes) const {
     if (cols_ == kCols) decode_runs<true>(tile, codes);
     else decode_runs<false>(tile, codes);
@@ -181,7 +181,7 @@ class KvTiles {
   static __device__ __forceinline__ const unsigned char* bytes_at(const Run& run, int64_t row, int64_t col) {
     return static_cast<const unsigned char*>(codes_at(run.codes, row, col));
   }
-  // Columns from the thread's first on.
+  // Columns from the thread's first one on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * kChunk; }
   __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kFound], int half) const {
     if constexpr (kStraight) {
@@ -219,7 +219,7 @@ class KvTiles {
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
   }
-  // kAll: all columns are there.
+  // kAll: all columns exist.
   template <bool kAll>
   __device__ __forceinline__ void decode_runs(unsigned char* tile, const Codes& codes) const {
     constexpr int kPairs = Decoder<Code>::each / 2;
@@ -259,11 +259,13 @@ class KvTiles {
   bool wide_;
 };
 
-// A tile of kKeys values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows, of 128
-// bytes, are columns: word 4i + t of a row has of 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9,
-// as a lane has them of logits. By a warpgroup, each warp two chunks of 16 columns: ldmatrix turns pairs of columns,
-// which become one column each in a lane's registers, and stmatrix writes 16 bytes of 8 of these, of four that are even
-// and four that are odd, as those keep off each other's banks.
+// Transposes a tile of kKeys values of 8 bits, as the producer has copied it, for wgmma: row c of the result, of 128
+// bytes, is column c. Word 4i + t of a row has, of the 16 keys from 16i on, numbers 2t, 2t + 1, 2t + 8 and 2t + 9, in
+// the order in which a lane holds its weights.
+//
+// Called by a warpgroup; each warp transposes two chunks of 16 columns. ldmatrix.trans loads pairs of columns, from
+// which a lane makes one column each. stmatrix writes 16 bytes of 8 of these columns, four even and four odd ones, as
+// these do not share banks.
 template <int kKeys>
 __device__ __forceinline__ void turn_tile(uint32_t to, uint32_t from, int cols) {
   static_assert(kKeys % 32 == 0 && kKeys <= 128, "keys of an ldmatrix, and of a row");
