@@ -1,4 +1,5 @@
-// Results of attention for sm_90a on their way to the sink.
+// Epilogue of the prefill kernels for sm_90a: results go from registers to the sink, or to the workspace as partial
+// results.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -6,13 +7,12 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What results are before the sink has them: rounded to what a sink of 16 bits stores, if it does nothing else, or
-// floats.
+// The type of results before they go to the sink: its 16-bit type, if it does no more than store that, or float.
 template <class P>
 using result_type = std::conditional_t<is_16_bit<typename Traits<typename P::Out>::Stored>,
                                        typename Traits<typename P::Out>::Stored, float>;
 
-// Of four lanes side by side, word i of lane t becomes word t of lane i.
+// Transposes 4 x 4 words among four adjacent lanes: word i of lane t becomes word t of lane i.
 __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) {
   constexpr unsigned all = 0xffffffffu;
   KERNELS_UNROLL
@@ -28,12 +28,12 @@ __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) {
   }
 }
 
-// Where a warp's 16 rows of results go, from `first_row` on of the block's: kCols columns of a head, from `first_col`
-// on. Lanes exchange them until each has 8 columns side by side, so that four write 64 bytes of a row.
+// Destination of a warp's 16 rows, from first_row of the block on: kCols columns of a head from first_col on. Lanes
+// exchange fragments until each has 8 adjacent columns, so that four lanes write 64 bytes of a row.
 template <int kCols, class P>
 class ResultRows {
   using T = result_type<P>;
-  static constexpr int kBlocks = kCols / 32;  // of 32 columns, 8 of each lane
+  static constexpr int kBlocks = kCols / 32;  // blocks of 32 columns, 8 of them in each lane
   static constexpr int kPack =
       std::is_same<typename Traits<typename P::Out>::Stored, float>::value ? 4 : 8;  // up to 16 bytes
 
@@ -47,7 +47,7 @@ class ResultRows {
     }
   }
 
-  // Outputs in the fragments of mma, each half of them times a factor.
+  // Writes outputs (accumulator fragments), multiplied by the factor of their half of the rows.
   __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
                                       const float (&factor)[2]) const {
     if (leaves_part<P>(rows)) return leave(p, rows, outputs, factor);
@@ -91,7 +91,7 @@ class ResultRows {
  private:
   __device__ __forceinline__ int row(int half) const { return first_row_ + half * 8 + int(threadIdx.x % 32) / 4; }
 
-  // Of a part of the keys.
+  // Writes partial results.
   __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
                                         const float (&factor)[2]) const {
     const int cols = int(p.shape.value_dim()) - first_col_;
@@ -103,12 +103,12 @@ class ResultRows {
     }
   }
 
-  // The lane's 8 columns of four times 8.
+  // The lane's 8 columns of the 32 columns that begin at fragment `first`.
   template <class As>
   static __device__ __forceinline__ Pack<As, 8> gather(const float (&outputs)[kCols / 8][4], int first, int half,
                                                        float factor) {
     Pack<As, 8> values;
-    constexpr int kWords = sizeof(As) == 2 ? 1 : 2;  // of two columns
+    constexpr int kWords = sizeof(As) == 2 ? 1 : 2;  // words of two columns
     KERNELS_UNROLL
     for (int word = 0; word < kWords; ++word) {
       uint32_t words[4];
@@ -130,16 +130,16 @@ class ResultRows {
   int64_t to_[2], col_[2];
 };
 
-// What a warpgroup leaves of a part of the keys: kCols columns of 64 rows, by way of shared memory, and from there by
-// the TMA unit, a row at a time. A lane that writes what it has, 8 bytes of each of many rows, takes 2 us longer, and 4
-// with all columns exchanged as above (H200, latents).
+// Writes a warpgroup's partial results, kCols columns of 64 rows: they are staged in shared memory, from where TMA
+// stores them row by row. H200, latents: 2 us longer if each lane writes its 8 bytes of many rows, and 4 us longer if
+// lanes exchange all columns as above.
 template <int kCols>
 struct LeftRows {
-  // So that 4 rows, which half a warp writes at a time, have banks of their own.
+  // Padded so that the 4 rows that half a warp writes at a time are in different banks.
   static constexpr int kPitch = kCols * 4 + 32;
   static constexpr int kBytes = 64 * kPitch;
 
-  // By all threads of a warpgroup; first_row: the warp's. May be written over when stored_boxes_wait() returns.
+  // Called by all threads of a warpgroup; first_row: of the warp. On return the tile may be overwritten.
   template <class P>
   static __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, unsigned char* tile, int first_row,
                                                int first_col, const float (&outputs)[kCols / 8][4],
@@ -147,7 +147,7 @@ struct LeftRows {
     if constexpr (P::kSplits) {
       const int lane = int(threadIdx.x % 32), thread = int(threadIdx.x % 128);
       unsigned char* const mine = tile + (first_row + lane / 4) * kPitch + lane % 4 * 8;
-      arch::named_barrier_sync(barrier, 128);  // others may have read what was there
+      arch::named_barrier_sync(barrier, 128);  // others may still read what was there
       KERNELS_UNROLL
       for (int i = 0; i < kCols / 8 * 2; ++i) {
         const int half = i % 2;
@@ -166,7 +166,7 @@ struct LeftRows {
   }
 };
 
-// A warp's 16 rows of results go to the tile of its warpgroup, which lies as the TMA unit takes it.
+// Stages a warp's 16 rows of results in the tile of its warpgroup, in the layout that TMA expects.
 template <class T, int kCols>
 __device__ __forceinline__ void stage_results(uint32_t tile, const float (&outputs)[kCols / 8][4],
                                               const float (&factor)[2]) {
