@@ -139,7 +139,7 @@ struct LeftRows {
   static constexpr int kPitch = kCols * 4 + 32;
   static constexpr int kBytes = 64 * kPitch;
 
-  // Called by all threads of a warpgroup; first_row: of the warp. On return the tile may be overwritten.
+  // Called by all threads of a warpgroup; first_row: of the warp. Once all have returned, the tile may be overwritten.
   template <class P>
   static __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, unsigned char* tile, int first_row,
                                                int first_col, const float (&outputs)[kCols / 8][4],
