@@ -1,5 +1,8 @@
-// Which block of a decoding kernel takes which keys, of which flash_decode.cuh has a picture: every block finds its
-// share by itself, from the lengths as they are on the device, and walks through it part by part.
+// Scheduler of the decoding kernels (stream-K style split-KV; picture in flash_decode.cuh). Every block computes its
+// equal share of the work by itself, from the lengths as they are on the device, and iterates over it part by part.
+//
+// Words: an item is a KV head of a sequence, with tiles of rows. A unit is kUnit keys of one tile. A part is a range of
+// units of one tile that a block processes.
 #pragma once
 
 #include "../../score.h"
@@ -8,35 +11,35 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A part of the keys of an item, for the rows of one of its tiles. Units are counted from the beginning of the item.
+// A range of keys for the rows of one tile of an item. Units are counted from the beginning of the tile's keys.
 struct DecodePart {
   int b, head, tile, rows, begin, end;
-  int unit, next_unit, units;  // where the part begins, where the next one does, and how many the item has
+  int unit, next_unit, units;  // first unit, end unit, and how many units the tile has
 
   __device__ __forceinline__ bool starts() const { return unit == 0; }
   __device__ __forceinline__ bool ends() const { return next_unit == units; }
   __device__ __forceinline__ bool whole() const { return starts() && ends(); }
 };
 
-// Where the parts of an item are left, `count` in all: the first, the others at equal distances from `others` on
-// (counted with the first), and that of the block itself. A block has room for two, of which the first goes on with an
-// item and the second begins one; the item's parts are counted by the block that begins it. If cuts are fixed, each
-// item has room for its own.
+// Where the `count` partial results of a tile are in the workspace: part 0 at `first`, part i > 0 at others + i *
+// distance, and that of this block at `mine`. A block has room for two partial results: of a tile that it continues,
+// and of one that it begins. The block that begins a tile owns the counter of its parts. With a fixed number of splits,
+// each tile has its own places.
 struct DecodePlace {
   int64_t counter, mine, first, others;
   int distance, count;
 };
 
-// Which block has which units: kUnit keys, of one tile of rows.
+// Distribution of units among blocks.
 template <class P, int kUnit>
 class DecodeSchedule {
-  // Of a tile of rows: keys [begin, end), how many rows it has, and its units.
+  // The keys [begin, end) that a tile sees, how many rows it has, and its units.
   struct KeySpan {
     int begin, end, rows, units;
   };
 
  public:
-  // Walks through a block's parts.
+  // Iterates over a block's parts.
   class Cursor {
    public:
     __device__ __forceinline__ bool next(const P& p, DecodePart& part) {
@@ -60,7 +63,7 @@ class DecodeSchedule {
 
    private:
     friend class DecodeSchedule;
-    // `left` units, from the one that is `offset` behind the first of a head of sequence b.
+    // `left` units, from number `offset` of KV head `head` of sequence b on.
     __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left)
         : left_(left), b_(b), head_(head) {
       keys_ = {};
@@ -81,12 +84,12 @@ class DecodeSchedule {
     KeySpan keys_;
   };
 
-  // By all threads of the block: which units are its own.
+  // Called by all threads of the block: finds its units.
   __device__ __forceinline__ explicit DecodeSchedule(const P& p) { find(p); }
   __device__ __forceinline__ bool idle() const { return next_ == first_; }
   __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, head_, b_, offset_, next_ - first_); }
 
-  // `part` begins `at` units behind the block's first.
+  // `part` begins `at` units after the block's first unit.
   __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
     if (p.splits > 0) {
       const int64_t item = (int64_t(part.b) * p.kv_heads + part.head) * p.tiles + part.tile,
@@ -108,11 +111,11 @@ class DecodeSchedule {
     const int rows = lesser(p.tile_rows, all - first);
     const KeyRange seen =
         key_range(p.score, {b, p.query_of(first), p.query_of(first + rows - 1), q_len, p.kv.length(b)});
-    // Rows without keys have a result as well.
+    // Rows that see no keys have a result as well, so there is at least one unit.
     return {int(seen.begin), int(seen.end), rows,
             greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
   }
-  // Of each head of a sequence.
+  // Units of a sequence for each KV head.
   static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
     int64_t sum = 0;
     KERNELS_ROLLED
@@ -120,8 +123,8 @@ class DecodeSchedule {
     return sum;
   }
 
-  // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit,
-  // and the place of the next behind it.
+  // Fixed splits: cut i of `count` is at unit units * i / count. number_of_cut(): the number of the first cut at or
+  // after a unit. cut_after(): the unit of the next cut behind a unit.
   static __device__ __forceinline__ int number_of_cut(int unit, int units, int count) {
     return int((int64_t(unit) * count + units - 1) / units);
   }
@@ -137,8 +140,8 @@ class DecodeSchedule {
     return int(quotient((unit + 1) * blocks_ - 1, total_));
   }
 
-  // Each thread counts the units of some sequences, and one finds those that the block begins with. Few sequences are
-  // counted by every warp for itself.
+  // Each thread counts the units of some sequences; after a prefix sum, one thread finds the sequence where the block
+  // begins. For few sequences every warp does so by itself.
   __device__ __forceinline__ void find(const P& p) {
     __shared__ int64_t sums[32], found[2];
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -188,7 +191,8 @@ class DecodeSchedule {
     }
   }
 
-  int64_t total_, first_, next_, offset_;  // offset_: of the block's first unit from the first of head_ of sequence b_
+  // offset_: from the first unit of head_ of sequence b_ to the block's first unit.
+  int64_t total_, first_, next_, offset_;
   int blocks_, head_, b_;
 };
 
