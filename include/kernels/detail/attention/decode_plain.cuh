@@ -1,9 +1,10 @@
-// Decoding on CUDA cores: all in float, from keys and values of any type and alignment, read through their functors.
+// Decoding on CUDA cores, in float throughout, from keys and values of any type and alignment that are read through
+// their functors.
 //
 //   logits:   lanes 0-3: keys 0, 8 | lanes 4-7: keys 1, 9 | ...    four lanes share a key and take its columns in turns
-//   output:   lane 0: columns 0-3 | lane 1: 4-7 | ...        of the values each lane has columns of its own
+//   output:   lane 0: columns 0-3 | lane 1: 4-7 | ...              each lane has its own columns of the values
 //
-// Queries and weights are exchanged in shared memory. What the block and its warps do is in flash_decode.cuh.
+// Queries and weights are exchanged in shared memory. The kernel around it is in flash_decode.cuh.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -12,7 +13,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// N values from a source, so many at once or as many as it gives.
+// N values of a source, in accesses of kWide elements or the widest that it allows.
 template <int N, int kWide, class S>
 __device__ __forceinline__ Pack<float, N> read_some(const S& source, int64_t row, int64_t col) {
   constexpr int most = kWide < N ? kWide : N, width = most < wide_pack<S> ? most : wide_pack<S>;
@@ -37,7 +38,7 @@ class PlainRows {
   using Cursor = typename Schedule::Cursor;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
-  // Columns in one access, if the view allows.
+  // Elements per access, if the view allows wide ones.
   static constexpr int key_pack = wide_pack<typename Key::Codes>,
                        value_pack = wide_pack<typename Value::Codes> < 4 ? wide_pack<typename Value::Codes> : 4;
   static void describe(const P& p, AttentionPlan& plan) {
@@ -118,14 +119,14 @@ class PlainRows {
   static __device__ __forceinline__ int column(int chunk) { return chunk * 128 + lane() * 4; }
   __device__ __forceinline__ float* sums_at(int warp) const { return all_sums_ + warp * rows * (p_.v_dim + 4); }
 
-  // Where key i of a warp's is, the last one for those that are not there.
+  // The position of key i of the warp's keys; the last one for keys that do not exist.
   struct Place {
     int first, most;
     __device__ __forceinline__ int operator()(int i) const { return first + lesser(i, most); }
   };
   using Products = float[2][rows];
 
-  // What is read at a time is behind one branch: all of its loads are issued before the first value is used.
+  // Runs all loads of a step in one branch, so that all are issued before the first value is used.
   struct Reader {
     bool wide;
     template <class All>
@@ -135,7 +136,7 @@ class PlainRows {
     }
   };
 
-  // Of the lane's two keys and all rows, over the lane's columns.
+  // Products of all rows with the lane's two keys, over the lane's columns.
   __device__ __forceinline__ void multiply_keys(const Reader& read, const Key& low, const Key& high,
                                                 Products& products) const {
     const int t = lane() % 4;
@@ -156,7 +157,7 @@ class PlainRows {
       }
     }
   }
-  // Over the columns of all four lanes, each of which keeps those of its two rows.
+  // Sums over the columns of all four lanes. Each lane keeps those of its two rows.
   static __device__ __forceinline__ void sum_products(const Key& low, const Key& high, Products& products,
                                                       float (&x)[1][4]) {
     const int t = lane() % 4;
@@ -179,7 +180,7 @@ class PlainRows {
       for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = sums_[row][chunk] * factor;
     }
   }
-  // With the scales of the values.
+  // Writes weights, multiplied by the scales of the values, to shared memory.
   __device__ __forceinline__ void share_weights(const DecodePart& part, const Place& place,
                                                 const float (&x)[1][4]) const {
     const int g = lane() / 4, t = lane() % 4;
@@ -190,7 +191,7 @@ class PlainRows {
           make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
     }
   }
-  // Of `count` keys, times the weights that the warp's lanes have shared.
+  // Adds the values of `count` keys, multiplied by the weights in shared memory.
   __device__ __forceinline__ void add_values(const Reader& read, const DecodePart& part, const Place& place,
                                              int count) {
     constexpr int kUnroll = kChunks > 1 ? 2 : 4;
