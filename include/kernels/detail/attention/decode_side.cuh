@@ -1,5 +1,5 @@
-// Keys, or values, of decoding on tensor cores: how they lie in a slot of a warp's ring, how they come there,
-// and how mma's operands are made of them.
+// Keys, or values, of decoding on tensor cores: their layout in a slot of a warp's pipeline, their copies to it, and
+// how operands of mma are made of them.
 #pragma once
 
 #include "flash_decode.cuh"
@@ -7,7 +7,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Where a row of codes begins.
+// The address of a row of codes.
 template <class Source>
 __device__ __forceinline__ const char* row_address(const Source& source, int64_t row) {
   return reinterpret_cast<const char*>(source.at(row, 0));
@@ -17,30 +17,30 @@ __device__ __forceinline__ const char* row_address(const Words<Format>& source, 
   return reinterpret_cast<const char*>(source.at(row));
 }
 
-// Whether codes are finite, all of them.
+// Whether a code type has no infinities and no NaN.
 template <class Code>
 constexpr bool is_finite_code =
     std::is_same<Code, int8_t>::value || std::is_same<Code, Int4>::value || std::is_same<Code, Uint4>::value;
 
-// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted
-// within 128 bytes, so that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async
-// ask for half as many sectors again: on an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and
-// 240 with rows at multiples of 128 bytes. Of kHeads heads a row has the columns side by side.
+// Keys, or values, of up to kCols columns in a tile of 16 rows of shared memory. With kHeads heads, a row has their
+// columns side by side. Chunks of 16 bytes are swizzled within 128 bytes, so that ldmatrix has no bank conflicts. Rows
+// that are padded by 16 bytes instead make cp.async ask for half as many sectors again: on an H200, a kernel that only
+// copied 1 GB took 260 us with padding, and 240 us with rows at multiples of 128 bytes.
 template <class Run_, int kCols, int kHeads = 1>
 struct DecodeSide {
   using Run = Run_;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
   static constexpr int kPack = Coded<typename Run::Codes>::pack;  // codes in 16 bytes
-  static constexpr int kOperands = kPack / 8;                     // of mma, 16 columns each, in 32 bytes of each row
-  static constexpr int kHeadBytes = kCols / kPack * 16, kSteps = kHeads * kHeadBytes / 32;  // of ldmatrix
+  static constexpr int kOperands = kPack / 8;  // operands of mma, 16 columns each, in 32 bytes of each row
+  static constexpr int kHeadBytes = kCols / kPack * 16, kSteps = kHeads * kHeadBytes / 32;  // steps of ldmatrix
   static constexpr int kSpan = kSteps * 32 < 128 ? kSteps * 32 : 128;
   static constexpr int kRowBytes = (kSteps * 32 + kSpan - 1) / kSpan * kSpan, kBytes = kDecodeKeys * kRowBytes;
   static constexpr int kSharers = kRowBytes >= 512   ? 32
                                   : kRowBytes >= 256 ? 16
                                   : kRowBytes >= 128 ? 8
-                                                     : 4;  // lanes to a row
-  static constexpr int kRows = 32 / kSharers;                    // that are brought at once
+                                                     : 4;  // lanes that share a row
+  static constexpr int kRows = 32 / kSharers;                    // rows that are copied at once
   static_assert(kHeads == 1 || kSteps * 32 == kSharers * 16, "a lane brings something of one head");
 
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
@@ -48,13 +48,13 @@ struct DecodeSide {
     return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
   }
 
-  // The first row of which a lane brings something, the chunk, and the head.
+  // The first row that a lane copies from, its chunk, and its head.
   static __device__ __forceinline__ int lane_chunk() { return (threadIdx.x & 31) % kSharers; }
   static __device__ __forceinline__ int lane_row() { return (threadIdx.x & 31) / kSharers; }
   static __device__ __forceinline__ int lane_head() { return kHeads == 1 ? 0 : lane_chunk() * 16 / kHeadBytes; }
-  // Brings 16 rows of a multiple of 16 bytes, of each head: row i of the lane's head comes from at(i), asked for in
-  // order. `rows` of them are there, and the others, as columns that are not there, are zeros. kOnce: what runs once
-  // has to be short. kAll: all rows and columns are there.
+  // Copies 16 rows of each head, whose length `bytes` is a multiple of 16: row i of the lane's head is at at(i), which
+  // is called in order. The first `rows` rows exist; other rows, and columns that do not exist, are zeroed. kOnce: for
+  // code that runs once, which must be short. kAll: all rows and columns exist.
   template <bool kOnce, bool kAll, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
     const int mine = lane_row(), chunk = lane_chunk(), begin = kHeads == 1 ? chunk * 16 : chunk * 16 % kHeadBytes;
@@ -62,7 +62,7 @@ struct DecodeSide {
 #pragma unroll kOnce ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
       const char* const from = at(row + mine) + begin;
-      // Bits of `row` and of `mine` do not overlap, and rows begin at multiples of what is permuted.
+      // `row` and `mine` have no bits in common, and rows begin at multiples of the swizzle's span.
       const uint32_t lane_to = (to ^ place(row, 0) % kRowBytes) + row * kRowBytes;
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
@@ -72,7 +72,7 @@ struct DecodeSide {
       }
     }
   }
-  // The address of a lane's row of 32 bytes number `step`, from its first one.
+  // The address of 32-byte step `step` of a lane's row, from that of its first step.
   static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) {
     return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan;
   }
@@ -81,7 +81,7 @@ struct DecodeSide {
     return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1);
   }
 
-  // Operands of 16 keys x 16 columns from 32 bytes of each row; if coded, k is in the order of query_word().
+  // A operands of 16 keys x 16 columns, from 32 bytes of each row. If quantized, k is in the order of query_word().
   template <class T>
   static __device__ __forceinline__ void keys(uint32_t (&a)[kOperands][4], uint32_t at) {
     if constexpr (coded) {
@@ -101,14 +101,14 @@ struct DecodeSide {
       arch::load_matrix_x4(a[0], at);
     }
   }
-  // The words, pairs of columns, in which thread t of a row finds what stands beside number `operand`, from there on
-  // and `apart`.
+  // The B operand that goes with operand `operand` of the keys: thread t finds its words, which are pairs of columns of
+  // a query, at this index and `apart` words further.
   static constexpr int apart = coded ? 1 : 4;
   static __device__ __forceinline__ int query_word(int operand, int t) {
     if constexpr (kPack == 32) return operand / 2 * 16 + 4 * t + operand % 2 * 2;
     else return operand * 8 + (coded ? 2 * t : t);
   }
-  // The same of 16 columns x 16 keys; rows stand for the columns of value_column().
+  // A operands of 16 columns x 16 keys, transposed. value_column() says which columns the rows stand for.
   template <class T>
   static __device__ __forceinline__ void values(uint32_t (&a)[kOperands][4], uint32_t at) {
     if constexpr (coded) {
@@ -128,7 +128,7 @@ struct DecodeSide {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
-  // A scale of 16 or 32 bits as it is in memory, and as a number.
+  // A scale of 16 or 32 bits: its bits, and their value.
   static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
     if constexpr (!scaled) return 0;
     else if constexpr (sizeof(*Run::scales) == 2) return *reinterpret_cast<const uint16_t*>(at);
@@ -142,8 +142,8 @@ struct DecodeSide {
     }
     return 1.f;
   }
-  // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that
-  // follow each other are 16 bits apart.
+  // The column that row g (second = 0) or g + 8 (second = 1) of operand m stands for. With 4 bits, decoding yields
+  // pairs of codes that are 16 bits apart in a word.
   static __device__ __forceinline__ int value_column(int m, int g, int second) {
     if constexpr (kPack == 32) return m / 2 * 32 + g / 2 * 8 + m % 2 * 4 + second * 2 + g % 2;
     else return m * 16 + (coded ? 2 * g + second : g + 8 * second);
