@@ -142,8 +142,8 @@ struct DecodeSide {
     }
     return 1.f;
   }
-  // The column that row g (second = 0) or g + 8 (second = 1) of operand m stands for. With 4 bits, decoding yields
-  // pairs of codes that are 16 bits apart in a word.
+  // The column that row g (second = 0) or g + 8 (second = 1) of operand m stands for. With 4 bits, two
+  // consecutive codes of a word are 16 bits apart.
   static __device__ __forceinline__ int value_column(int m, int g, int second) {
     if constexpr (kPack == 32) return m / 2 * 32 + g / 2 * 8 + m % 2 * 4 + second * 2 + g % 2;
     else return m * 16 + (coded ? 2 * g + second : g + 8 * second);

@@ -1,12 +1,12 @@
-// Keys and values on their way to tiles in shared memory by the TMA unit, where their layout allows that: in boxes of
-// 128 bytes of each of some rows of a head, all rows of a tile, or as many as lie in one page. They come to lie as
-// TileLayout says. Results may leave in such boxes.
+// TMA copies of keys and values to tiles in shared memory, where their layout allows it. A box is 128 bytes of each of
+// some rows of a head: all rows of a tile, or as many as are in one page. Boxes have the layout of TileLayout (128-byte
+// swizzle). Results may be stored in such boxes, too.
 //
-//   tile of 64 keys of 128 columns, in pages of 32:   | box 0 | box 1 |    each box is asked for by another thread
+//   tile of 64 keys of 128 columns, in pages of 32:   | box 0 | box 1 |    each box is issued by another thread
 //                                                     | box 2 | box 3 |
 //
-// A map of keys or values says where rows lie, not how many there are: tiles that begin before the first key that is
-// seen, or end behind the last one, are copied by cp.async.
+// The tensor maps of keys and values do not know the lengths of sequences. Therefore tiles that begin before the first
+// visible key, or end behind the last one, are copied by cp.async.
 #pragma once
 
 #include <numeric>
@@ -17,13 +17,14 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What a kernel is told of them.
+// Kernel parameters for TMA.
 struct TileBoxes {
   arch::TensorMap keys, values, results;
-  int rows, result_rows;  // of a box; 0: there are no maps
+  int rows, result_rows;  // rows of a box; 0: there are no tensor maps
 };
 
-// How many rows a box of a tile of kKeys has, or 0. Eight rows are the least that lie in shared memory as they should.
+// Rows of a box for tiles of kKeys rows, or 0 if TMA cannot be used. Boxes need a multiple of 8 rows to match the
+// swizzle.
 template <int kKeys, class Kv>
 int rows_of_boxes(const Kv& kv) {
   if constexpr (in_pages<Kv>) {
@@ -77,23 +78,24 @@ TileBoxes boxes_for(const Exec& ex, const P& p, bool rows_are_queries) {
   return boxes;
 }
 
-// Where a box is: its first row of a block.
+// Where a box is: the first row, and its block (of kv.h: a sequence or a page).
 struct BoxPlace {
   int row, block;
 };
 
-// A tile of kKeys rows and kRuns times 128 bytes of T, from run kFirst of a head on, in boxes. Of the producer's 128
-// threads, number n asks for run n % kRuns of the rows of box n / kRuns; others only arrive.
+// Copies a tile of kKeys rows and kRuns runs of 128 bytes, from run kFirst of a head on. Thread number() of the
+// producer's 128 threads issues run number() % kRuns of box number() / kRuns; threads without a box only arrive at the
+// barrier.
 template <class T, int kKeys, int kRuns, int kFirst = 0>
 class TileBox {
   static_assert(kKeys / 8 * kRuns <= 128, "a thread for each box");
 
  public:
-  // Positions from `low` up to `end` may be read.
+  // Positions [low, end) may be read.
   __device__ __forceinline__ TileBox(const TileBoxes& boxes, int low, int end)
       : boxes_(boxes), low_(low), last_(boxes.rows > 0 ? end - kKeys : -1) {}
 
-  // Whether the tile from `pos` on comes in boxes.
+  // Whether the tile at `pos` can be copied by TMA.
   __device__ __forceinline__ bool have(int pos) const { return pos >= low_ && pos <= last_; }
   template <class Kv>
   __device__ __forceinline__ BoxPlace find(const Kv& kv, int b, int pos) const {
@@ -101,8 +103,9 @@ class TileBox {
     const KvSlot slot = kv.where().slot(b, int64_t(pos) + row());
     return {int(slot.place), int(slot.block)};
   }
-  // Arrives at the barrier, as one of 128, and asks for the box, unless it lies behind the head's columns: with such
-  // boxes, of zeros, 16 heads of 192 columns and values of 128, 16,384 keys, took 5,915 us for 3,885 (H200).
+  // Arrives at the barrier, as one of 128 threads, and issues the thread's box unless that is behind the head's
+  // columns: such boxes, which are zeros, cost time. 16 heads of 192 columns and values of 128, 16,384 keys, took 5,915
+  // us with them for 3,885 (H200).
   template <bool kValues>
   __device__ __forceinline__ void bring(const BoxPlace& at, int head, int columns, unsigned char* tile,
                                         uint64_t* full) const {
@@ -124,7 +127,7 @@ class TileBox {
   const TileBoxes& boxes_;
   int low_, last_;
 };
-// Where there are none.
+// For kernels without TMA.
 struct NoBox {
   __device__ __forceinline__ NoBox(const Nothing&, int, int) {}
   static KERNELS_HD constexpr bool have(int) { return false; }
