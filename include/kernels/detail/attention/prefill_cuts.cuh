@@ -1,7 +1,7 @@
-// Keys of attention that are split among thread blocks: in how many parts, and what each of them leaves in the
-// workspace for the merge.
+// Split-KV in prefill: how many splits the keys of a sequence get, and the partial results that the splits leave in the
+// workspace for the merge kernel.
 //
-//   a long context, few queries:    | keys 0 | keys 1 | keys 2 |   parts, a thread block each
+//   a long context, few queries:    | keys 0 | keys 1 | keys 2 |   splits, a thread block each
 //                                       |        |        |
 //                                    outputs, logsumexp of each    workspace -> merge -> results
 #pragma once
@@ -13,11 +13,11 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What blocks leave in the workspace of rows whose keys are split: for each part of the keys the rows of the sequence,
-// with all heads, one behind the other. They hold the outputs of the part, finished, and what its merge has to know.
+// Partial results in the workspace. For each split of a sequence's keys there are the rows of the sequence, with all
+// heads, one after the other. They hold normalized outputs, and what the merge has to know of the row.
 struct PrefillParts {
-  // Of the row of a part. In the first part's, `parts` says how many there are, `distance` rows apart, and which query
-  // and head it is; in others' it is 0.
+  // A row of a split. For the first split, `parts` is the number of splits, whose rows are `distance` rows apart, and
+  // token and head say which row of the result it is. For other splits, parts is 0.
   struct alignas(16) Row {
     int32_t token;
     uint16_t head, parts;
@@ -26,27 +26,29 @@ struct PrefillParts {
   };
   static_assert(sizeof(Row) == 16, "one access");
 
-  int32_t* count = nullptr;  // of rows, of all parts
+  int32_t* count = nullptr;  // rows of all splits
   Row* rows = nullptr;
   float* outputs = nullptr;
 };
 
-// In how many parts keys are cut: so many that the sequence's own blocks fill the machine, once, or twice where that
-// leaves fewer multiprocessors idle, as long as a part is worth its state. Other sequences have no say in this, so that
-// bits do not depend on them.
+// How many splits a sequence gets: as many as fill the machine with this sequence's blocks, once, or twice if that
+// leaves fewer multiprocessors idle, as long as a split is worth its overhead. Other sequences have no influence, so
+// that bits do not depend on the batch.
 struct PrefillCuts {
+  // The most splits, and the fewest key tiles of a split: kFewestOfFew for up to kFewRows rows (single queries, for
+  // example), where prologue and epilogue of a block take as long as many key tiles.
   static constexpr int kMost = 32, kFewestTiles = 8, kFewestOfFew = 32;
   static constexpr int kFewRows =
-      64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
-  static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
-  // Tiles of keys of a part of what is shared out. H200 (CUDA 13.0, 2026-11, a program that was not kept), latents, 1,
-  // 2 and 3 tiles: one sequence of 4,096 keys with 16 heads takes 20.8, 21.3 and 24.7 us, with 128 31.2, 29.2 and
-  // 31.2; 3 of 1,000 keys 28.3, 28.0 and 29.7.
+      64;
+  static constexpr int kOnEach = 2;  // the most resident blocks per multiprocessor, of kernels with splits
+  // The fewest key tiles of a split if the work of all sequences is shared out. H200 (CUDA 13.0, 2026-11, ad hoc
+  // benchmark), latents, with 1, 2 and 3 tiles: one sequence of 4,096 keys with 16 heads takes 20.8, 21.3 and 24.7 us,
+  // with 128 heads 31.2, 29.2 and 31.2; 3 sequences of 1,000 keys take 28.3, 28.0 and 29.7.
   static constexpr int kFewestOfShared = 2;
-  int once, twice;  // how many blocks that is
-  int fixed;        // parts that are asked for, or 0
-  int most_tiles;   // of keys that are announced, or that there can be
-  bool shared;      // blocks are shared out among all sequences instead, in parts of as many tiles of keys
+  int once, twice;  // resident blocks of the kernel; kOnEach blocks per multiprocessor
+  int fixed;        // splits that the caller asks for, or 0
+  int most_tiles;   // key tiles of the longest sequence: as announced, or as is possible
+  bool shared;      // the work of all sequences is shared out instead, in splits with the same number of key tiles
 
   PrefillCuts() = default;
   PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share,
@@ -59,14 +61,15 @@ struct PrefillCuts {
     most_tiles = int((most_keys + tile_keys - 1) / tile_keys) + 1;
   }
 
-  // Of any sequence.
+  // The most splits of any sequence.
   KERNELS_HD int most() const { return fixed > 0 ? fixed : greater(1, lesser(int(kMost), most_tiles / kFewestTiles)); }
-  // Of one that has so many blocks, and of one that has so many tiles of keys as well, and rows of heads that share
-  // them.
+  // The most splits of a sequence with so many blocks; and the splits of one that also has so many key tiles, and so
+  // many rows of heads that share them.
   KERNELS_HD int most_of(unsigned blocks) const {
     const int of_once = int(unsigned(once) / blocks), of_twice = int(unsigned(twice) / blocks);
+    // Two blocks per multiprocessor have to be at least a fifth better.
     return fixed > 0 ? fixed
-                     : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));  // a fifth better
+                     : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));
   }
   KERNELS_HD int of(unsigned blocks, int tiles, unsigned rows) const {
     return greater(
@@ -74,17 +77,18 @@ struct PrefillCuts {
   }
 };
 
-// How many rows blocks leave at most, whichever kernel it is.
+// The size of the workspace: how many rows of partial results there can be, whichever kernel takes the call.
 struct PrefillRoom {
   static constexpr int most_rows(int64_t dim, bool in_8_bits = true) {
     return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128;
-  }  // of a tile, of heads of so many columns
-  static constexpr int kSharedRows = 64;  // the same where blocks are shared out among all sequences, one on each
+  }  // rows of a query tile, for heads of so many columns
+  // The same if the work of all sequences is shared out, with one block per multiprocessor
+  static constexpr int kSharedRows = 64;
   static constexpr size_t kCountBytes = 16;
   int64_t rows = 0;
   size_t state_bytes = 0, output_bytes = 0;
 
-  // For shapes that are the largest of several: a sequence with fewer queries may be split where a longer one is not.
+  // For a shape that is the maximum of several: a sequence with fewer queries may be split where a longer one is not.
   struct Largest {
     AttentionShape shape;
   };
