@@ -1,5 +1,6 @@
-// decode() over latents: rows of many heads that share one key of 576 columns go to the kernel of prefill_latent.cuh,
-// which reads keys and values once for 64 of them, on blocks that are shared out among all sequences.
+// decode() over MLA latents: the rows of many heads share one key of 576 columns. They go to the kernel of
+// prefill_latent.cuh, which reads keys and values once for 64 rows, with the work of all sequences shared out among
+// blocks.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -13,7 +14,7 @@ constexpr bool has_latent_decode =
     (kLargest == 0 || head_size(kLargest).dim == kLatentDim) &&
     has_latent_prefill<PrefillProblem<Q, Kv, Out, S, true>, kLatentDim>;
 
-// Whatever the mode: it is asked for before the call.
+// Independent of the mode, as the workspace is asked for before the call.
 inline size_t latent_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options) {
   return shape.dim == kLatentDim && shape.value_dim() == kLatentCols
              ? PrefillRoom(ex.device(), shape, options, true).bytes()
@@ -24,15 +25,15 @@ template <class Q, class Kv, class Out, class S>
 class LatentDecode {
   using P = PrefillProblem<Q, Kv, Out, S, true>;
   using Body = LatentPrefillBody<P, kLatentDim>;
-  static constexpr int kMostPrecise = 8;  // rows that the precise kernel reads keys once for
+  static constexpr int kMostPrecise = 8;  // rows for which the precise kernel reads keys once
 
  public:
   LatentDecode(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                const Attention& options)
       : problem_(prefill_problem<true>(q, kv, out, shape, score, options)) {}
 
-  // Weights are rounded to 16 bits: where DecodeMode::tensor asks for it, or the precise kernel would read keys more
-  // than once.
+  // This kernel rounds weights to 16 bits. So it takes a call if DecodeMode::tensor asks for that, or if the precise
+  // kernel would read keys more than once.
   Status fits(const Exec& ex, DecodeMode mode, bool& fits) const {
     const AttentionShape& shape = problem_.shape;
     fits = false;

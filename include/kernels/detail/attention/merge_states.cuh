@@ -1,7 +1,8 @@
-// Finished parts of attention made one: (logsumexp, output) of each is the state m = logsumexp, l = 1.
+// merge_states(): merges normalized partial results (output, logsumexp) of several parts of the keys. Such a pair is
+// the softmax state m = logsumexp, l = 1.
 //
-//   part 0:  o (tokens x heads x dim), lse (tokens x heads)    a thread has a pack of one head of one
-//   part 1:  o, lse                                            token, and merges all parts in order
+//   part 0:  o (tokens x heads x dim), lse (tokens x heads)    a thread has a pack of columns of one head of
+//   part 1:  o, lse                                            one token, and merges all parts in order
 #pragma once
 
 #include "../../core/attention_call.h"
@@ -11,8 +12,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The states of all parts made one, in their order. part(i) reads one; so many are read before the first of them is
-// merged.
+// Merges states in their order. part(i) reads one of them; kAtOnce reads are issued before the first of them is merged.
 template <int N, int kAtOnce, class Part>
 KERNELS_HD AttentionState<float, N> merged_states(int64_t parts, const Part& part) {
   AttentionState<float, N> all;
@@ -57,7 +57,8 @@ Status start_merge(const Exec& ex, const O& o, const L& lse, const Out& out, con
                    const Attention& options) {
   constexpr int o_wide = widest_of<O>(), out_wide = widest_of<Out>(), both = o_wide < out_wide ? o_wide : out_wide,
                 wide = both < 8 ? both : 8;
-  const int pack = shape.dim % wide == 0 ? lesser(max_pack_of(o), max_pack_of(out)) : 1;  // of one head
+  // a pack has columns of one head only
+  const int pack = shape.dim % wide == 0 ? lesser(max_pack_of(o), max_pack_of(out)) : 1;
   return each_pack<wide>(ex, StatesMerger<O, L, Out>{o, lse, out, shape, options}, shape.tokens,
                          shape.heads * shape.dim, pack);
 }

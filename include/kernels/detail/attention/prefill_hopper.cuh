@@ -1,4 +1,5 @@
-// Attention of many queries for sm_90a: the kernel, whose parts prefill_hopper_parts.cuh draws.
+// The prefill kernels for sm_90a: barriers, and which warpgroup is a producer or a consumer. prefill_hopper_parts.cuh
+// has the picture.
 #pragma once
 
 #include "prefill_hopper_consumer.cuh"
@@ -22,7 +23,7 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_
       if (arch::shared_address(whole_memory) % kAligned != 0) __trap();
       unsigned char* const memory = whole_memory + kTilesAt;
       if (threadIdx.x == 0) {
-        // Threads; of consumers the first of each warp, or all where there are scales.
+        // Arrivals: all producer threads; of consumers one lane of each warp, or all threads if there are scales.
         constexpr int producers = 128, of_keys = (Parts::Key::scaled ? 128 : 4) * kGroups,
                       of_values = (Parts::Value::scaled ? 128 : 4) * kGroups;
         KERNELS_UNROLL

@@ -1,12 +1,12 @@
-// Attention of many queries on CUDA cores, in float throughout: for keys or values of float, which tensor cores would
-// round, and those that a view computes.
+// Prefill kernel on CUDA cores, in float throughout: for keys or values of float, which tensor cores would round, and
+// for those that a view computes.
 //
 //   shared memory:  | keys 32 x step | values 32 x 128 | weights 32 x 32 | queries 32 x dim |
 //
-//   rows  0 to 15:  half-warp i has row i ...      a block has 32 rows and takes 32 keys at a time;
-//   rows 16 to 31:  ... and row i + 16             each half-warp has two rows, their states and outputs
+//   rows  0 to 15:  half-warp i has row i ...      a block has 32 rows and processes 32 keys per iteration;
+//   rows 16 to 31:  ... and row i + 16             a half-warp holds the states and outputs of two rows
 //
-// Larger heads' outputs are made 128 columns at a time, by a block each.
+// Heads with more than 128 value columns take a block for every 128 columns of the output.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -21,9 +21,9 @@ struct SimtPrefillBody {
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
   static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4,
-                       kOnEach = 2;  // any dimension
+                       kOnEach = 2;  // kDim = 0: any dimension
   static constexpr int max_threads = 256, registers = 128;
-  static constexpr int kGap = 4;  // floats between rows in shared memory
+  static constexpr int kGap = 4;  // padding of rows in shared memory, in floats
   struct Params {
     P problem;
     PrefillGrid grid;
@@ -31,7 +31,7 @@ struct SimtPrefillBody {
   struct Tiles {
     float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
   };
-  // With the queries behind the tiles.
+  // The tiles, and the queries behind them.
   static constexpr int kWalking = 0;
   static constexpr bool kWarpgroups = false;
   static void share_out(PrefillGrid&, const P&) {}
@@ -48,7 +48,7 @@ struct SimtPrefillBody {
                         floats_memory + sizeof(Tiles) / 4);
     attending.bring_all_queries();
     const SeenKeys& all = attending.all;
-    // Tiles begin at multiples of their size, as in prefill.cuh.
+    // Key tiles begin at multiples of their size, as in prefill.cuh.
     const unsigned last = unsigned(all.any_end);
     for (unsigned first = lesser(all.any_begin, all.any_end) / kKeys * kKeys; first < last; first += kKeys) {
       float logits[2][2] = {};
@@ -61,7 +61,7 @@ struct SimtPrefillBody {
   }
 
  private:
-  // A block on its way through the keys that its rows see: what a thread has of its half-warp's two rows.
+  // The loop of a block over the keys that its rows see: what a thread holds of its half-warp's two rows.
   struct Attending {
     const P& p;
     const PrefillRows& rows;
@@ -88,7 +88,7 @@ struct SimtPrefillBody {
       }
     }
 
-    // Rows that are not there are 0, like columns behind the last.
+    // Rows and columns that do not exist are zeros.
     __device__ __forceinline__ void bring_all_queries() {
       for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
         const int row = i / (dim / 4), col = i % (dim / 4) * 4;
@@ -98,9 +98,10 @@ struct SimtPrefillBody {
       }
     }
 
-    // The tile of keys at `pos`, some columns at a time, and beside the first the values.
+    // Logits of the key tile at `pos`, kStep columns at a time. The values are copied along with the first columns of
+    // the keys.
     __device__ __forceinline__ void multiply_keys(int pos, float (&sums)[2][2]) {
-      const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
+      const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of the chunk that this thread copies
       const bool there = key_row >= all.any_begin - pos && key_row < all.any_end - pos;
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
@@ -128,7 +129,7 @@ struct SimtPrefillBody {
       }
     }
 
-    // Sums of products become logits, and weights, which go to shared memory.
+    // Products become logits and then weights, which go to shared memory.
     __device__ __forceinline__ void weigh(int pos, const float (&sums)[2][2]) {
       KERNELS_UNROLL
       for (int a = 0; a < 2; ++a) {
@@ -206,7 +207,7 @@ struct SimtPrefillBody {
     }
   };
 
-  // Four columns of source().
+  // Copies four columns of source().
   template <class Source>
   static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
                                                bool wide) {
@@ -221,7 +222,7 @@ struct SimtPrefillBody {
     const ::float4 x = *reinterpret_cast<const ::float4*>(a), y = *reinterpret_cast<const ::float4*>(b);
     return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
   }
-  // Of the 16 lanes that have a row.
+  // Reduces over the 16 lanes of a row.
   template <class F>
   static __device__ __forceinline__ float of_row(float x, const F& f) {
     KERNELS_UNROLL

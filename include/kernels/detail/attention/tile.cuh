@@ -1,5 +1,5 @@
-// What the bodies of attention share: the types in which operands meet, and rows of queries, keys and values on their
-// way to a tile in shared memory.
+// What all attention kernels share: the types that keys and values are multiplied in, traits of views, and copies of
+// rows to shared memory.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -14,7 +14,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Exponentials are to the base of 2, and so are the logits under them.
+// Exponentials are computed by exp2, so logits are multiplied by log2(e).
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 template <class Kv>
@@ -22,20 +22,21 @@ using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, k
 template <class Kv>
 using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
 
-// Whether tensor cores may take over: keys and values of 16, 8 or 4 bits.
+// Whether tensor cores can be used: keys and values of 16, 8 or 4 bits.
 template <class Kv>
 constexpr bool narrow_kv = Coded<typename KeyRun<Kv>::Codes>::known && Coded<typename ValueRun<Kv>::Codes>::known;
 
-// Whether a source is nothing but codes in memory that a Decoder takes.
+// Whether a source is no more than codes in memory that a Decoder takes.
 template <class Source>
 constexpr bool lies_coded = Traits<Source>::lies_flat && TakesZeros<typename Traits<Source>::Code, Nothing>::value;
 
-// Whether keys and values both are such codes.
+// Whether both keys and values are such codes.
 template <class Kv>
 constexpr bool decodes_kv = lies_coded<typename KeyRun<Kv>::Codes> && lies_coded<typename ValueRun<Kv>::Codes>;
 
-// The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in
-// them need bfloat16's range; without, half has all codes, and weights more exactly.
+// The 16-bit types of the two products. Queries are rounded to the type of the keys. Weights that are multiplied by the
+// scales of values need the range of bfloat16. Without scales, half represents all codes exactly, and weights more
+// precisely.
 template <class... T>
 struct FirstType {
   using type = half;
@@ -56,13 +57,13 @@ using value_meeting_type =
                                           std::conditional_t<lies_coded<typename ValueRun<Kv>::Codes>, half,
                                                              typename Traits<Q>::Memory>>::type>;
 
-// Whether a view is one of kv.h, which knows its addresses.
+// Whether a view is one of kv.h, whose addresses are known.
 template <class Kv>
 constexpr bool is_kv_cache = false;
 template <class K, class V, class Where>
 constexpr bool is_kv_cache<KvCache<K, V, Where>> = true;
 
-// Whether the positions of a sequence are at equal distances, all of them.
+// Whether all positions of a sequence are at equal distances.
 template <class Kv>
 constexpr bool in_one_run = false;
 template <class K, class V>
@@ -70,14 +71,13 @@ constexpr bool in_one_run<KvCache<K, V, Dense>> = true;
 template <class K, class V>
 constexpr bool in_one_run<KvCache<K, V, Ragged>> = true;
 
-// Whether a table says where they are.
+// Whether keys and values are in pages.
 template <class Kv>
 constexpr bool in_pages = false;
 template <class K, class V>
 constexpr bool in_pages<KvCache<K, V, Paged>> = true;
 
-// The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known but
-// its alignment().
+// The widest packs in which keys and values may be read. Of a user-defined view only its alignment() is known.
 template <class K, class V, class Where>
 int key_pack(const KvCache<K, V, Where>& kv) { return kv.keys().max_pack(); }
 template <class K, class V, class Where>
@@ -85,10 +85,10 @@ int value_pack(const KvCache<K, V, Where>& kv) { return kv.values().max_pack(); 
 KERNELS_DETECT(has_alignment, std::declval<const F&>().alignment())
 template <class Codes, class Kv>
 int pack_of_codes(const Kv& kv) {
-  if constexpr (!has_max_pack<Codes>::value) {  // computed
+  if constexpr (!has_max_pack<Codes>::value) {  // the view computes its keys or values
     return widest_of<Codes>();
   } else if constexpr (has_alignment<Kv>::value) {
-    if (kv.alignment() < 1) return 1;  // not known
+    if (kv.alignment() < 1) return 1;  // unknown
     const int up_to_16 = kv.alignment() | 16, bytes = up_to_16 & -up_to_16;
     return greater(1, widest_of<Codes>() * bytes / 16);
   } else {
@@ -100,7 +100,7 @@ int key_pack(const Kv& kv) { return pack_of_codes<typename KeyRun<Kv>::Codes>(kv
 template <class Kv>
 int value_pack(const Kv& kv) { return pack_of_codes<typename ValueRun<Kv>::Codes>(kv); }
 
-// How many keys a sequence can have, as far as the host knows.
+// The most keys that a sequence can have, as far as the host knows.
 template <class K, class V, class Where>
 int64_t most_keys(const KvCache<K, V, Where>& kv) {
   return kv.where().most_keys(kv.keys().positions());
@@ -110,12 +110,13 @@ int64_t most_keys(const Kv&) {
   return kMostKeys;
 }
 
-// Packs of what a source gives at most, up to 8: whether they may be read decides between these and single elements.
+// The pack width for vector accesses: the widest that a source has, 8 at most. A call reads either such packs or single
+// elements.
 template <class Source>
 constexpr int wide_pack = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
 
-// What of keys and values keeps a call from the fastest path, or "". wide: whether they may be read in packs that are
-// wide enough.
+// The property of keys and values that keeps a call from the fastest path, or "". wide_keys, wide_values: whether they
+// may be read in packs that are wide enough.
 template <class Kv>
 const char* kv_misfit(bool wide_keys, bool wide_values) {
   using K = typename KeyRun<Kv>::Codes;
@@ -130,12 +131,11 @@ const char* kv_misfit(bool wide_keys, bool wide_values) {
   }
 }
 
-// Whether a source is nothing but values of T in memory, which may be copied.
+// Whether a source is no more than values of T in memory, which may be copied.
 template <class Source, class T>
 constexpr bool lies_as = std::is_same<typename Traits<Source>::Copied, T>::value;
 
-// Whether the `dim` columns of each head of attention lie in one run, as they do unless a source's own heads are
-// others.
+// Whether the `dim` columns of each head are contiguous. They are, unless the source has heads of another size.
 template <class Q>
 bool heads_in_runs(const Q&, int64_t) {
   return true;
@@ -145,7 +145,7 @@ bool heads_in_runs(const HeadsLoad<T>& q, int64_t dim) {
   return q.head_dim() % dim == 0;
 }
 
-// Columns [col, col + kCount) of a row: loads in flight, and later values of T.
+// A read of columns [col, col + kCount) of a row in two steps: asynchronous loads, and then values of T.
 template <class Source, int kCount>
 class WideRead {
   static constexpr int N = wide_pack<Source> < kCount ? wide_pack<Source> : kCount;
@@ -170,7 +170,7 @@ class WideRead {
  private:
   decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny)) fetched_[kCount / N];
 };
-// The same columns, each in a load of its own.
+// The same columns, one load per element.
 template <class T, int kCount, class Source>
 __device__ __forceinline__ Pack<T, kCount> read_singly(const Source& source, int64_t row, int64_t col) {
   Pack<T, kCount> out;
@@ -180,7 +180,7 @@ __device__ __forceinline__ Pack<T, kCount> read_singly(const Source& source, int
   return out;
 }
 
-// Floats at a multiple of 16 bytes.
+// p must be at a multiple of 16 bytes.
 template <int N>
 __device__ __forceinline__ Pack<float, N> floats_at(const float* p) {
   Pack<float, N> out;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
     *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
 }
 
-// 16 bytes of shared memory.
+// Stores 16 bytes to shared memory.
 template <class T, int N>
 __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
   static_assert(sizeof(values) == 16, "one access");
@@ -208,9 +208,11 @@ __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
 }
 __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
 
-// kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source,
-// row, col, where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the
-// first is put; kMayBeWide: whether there is code for that. Of values of T that lie anywhere kSome are on their way.
+// Copies kRows pieces of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls
+// there(source, row, col, destination) for piece i, or missing(destination), which zeros it.
+//
+// wide: if wide reads are allowed, all loads are issued before the first store. kMayBeWide: whether code for that is
+// compiled. Unaligned values of T have kSome loads in flight.
 template <class T, int kWide, int kRows, int kSome, bool kMayBeWide, class Source, class Place>
 __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");
