@@ -1,4 +1,4 @@
-// What the architecture being compiled for can do. The one place in device code that tests __CUDA_ARCH__.
+// Capabilities of the architecture that is being compiled for. The only place in device code that tests __CUDA_ARCH__.
 #pragma once
 
 #include "../core/macros.h"
@@ -20,8 +20,8 @@ constexpr int kCompiledFor = 0;  // the host pass
 
 constexpr bool kClusters = kCompiledFor >= 90;
 
-// Products of whole warpgroups: code for sm_90a alone, and not with -rdc=true, where warps cannot trade registers, and
-// the compiler does one product of a warpgroup at a time.
+// Whether wgmma and setmaxnreg are used: in code for sm_90a only, and not with -rdc=true, where warps cannot reallocate
+// registers and the compiler serializes wgmma.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(__CUDACC_RDC__)
 constexpr bool kWarpgroupMma = true;
 #else

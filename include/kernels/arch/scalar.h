@@ -1,5 +1,5 @@
-// PTX instructions that functors need and CUDA has no intrinsic for, and what a compiler for the host has to be told
-// beyond C++. The only part of arch/ that core/, functor/ and cpu/ see; it depends on nothing.
+// PTX instructions without a CUDA intrinsic that functors need, and hints to host compilers that C++ has no words for.
+// The only part of arch/ that core/, functor/ and cpu/ include; it depends on nothing.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 KERNELS_BEGIN
 namespace arch {
 
-// A vector that stays in a register, where the compiler would read it once more with each use: fewer loads than
-// products are done at a time.
+// Keeps a vector in a register. The compiler would load it again for each use, but fewer loads than multiplications are
+// executed per cycle.
 template <class V>
 KERNELS_INLINE inline V held(V v) {
 #if defined(__GNUC__) && !defined(__CUDACC__) && defined(__AVX__)
@@ -21,7 +21,7 @@ KERNELS_INLINE inline V held(V v) {
 
 #if defined(__CUDACC__)
 
-// 2^x to 2 units of the last place; results below 2^-126 are 0. __expf and exp2f spend three more instructions on
+// 2^x to 2 units in the last place; results below 2^-126 are 0. __expf and exp2f spend three more instructions on
 // those.
 __device__ __forceinline__ float exp2_flushed(float x) {
   float y;
@@ -29,16 +29,15 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return y;
 }
 
-// 1 / x to 1 unit of the last place; subnormal arguments count as 0, and subnormal results are 0. 1.f / x and
-// __fdividef scale those.
+// 1 / x to 1 unit in the last place; subnormal arguments and results become 0. 1.f / x and __fdividef scale those.
 __device__ __forceinline__ float reciprocal_flushed(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Two halves that share a word, and two floats that are to share one as halves or bfloat16s; low is the first in
-// memory. One instruction string for both: the intrinsics make seven, and the compiler's time goes by their number.
+// Conversions of the two 16-bit numbers in a word from and to floats; `low` is the first in memory. Each is a single
+// asm string: intrinsics expand to seven, and compile time depends on their number.
 __device__ __forceinline__ void halves_to_floats(uint32_t word, float& low, float& high) {
   asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
       : "=f"(low), "=f"(high)
@@ -55,9 +54,9 @@ __device__ __forceinline__ uint32_t floats_to_bfloats(float low, float high) {
   return word;
 }
 
-// Two e4m3 in the lower half of a word, as halves, on GPUs that have no instruction for it: what CUDA's headers do
-// there takes ten times as long. The exponent of a half that has their bits is 8 too small; what would become 480 is
-// not a number.
+// Converts two e4m3 in the lower half of a word to halves, on GPUs without an instruction for it. CUDA's headers take
+// ten times as long there. A half with the same bits has an exponent that is 8 too small; what would become 480 is NaN
+// in e4m3.
 __device__ __forceinline__ uint32_t e4m3_to_halves(uint32_t codes) {
   const uint32_t upper = __byte_perm(codes, 0, 0x1404), bits = (upper & 0x80008000u) | (upper >> 1 & 0x3f803f80u);
   uint32_t halves, is_480;
@@ -66,8 +65,8 @@ __device__ __forceinline__ uint32_t e4m3_to_halves(uint32_t codes) {
   return halves | is_480;
 }
 
-// x, with its origin hidden from the compiler. In a loop over rows it keeps the addresses of a row together, as one
-// base with constant offsets, where the compiler would keep one register pair per access alive across rows.
+// x, with its origin hidden from the compiler. In a loop over rows, the addresses of a row then are one base with
+// constant offsets. Otherwise the compiler would keep one register pair per access alive across rows.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -77,7 +76,7 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   return x;
 }
 
-// The same for an address in global memory that the compiler would compute anew wherever it is needed.
+// The same for a global address that the compiler would compute again at each use.
 template <class T>
 __device__ __forceinline__ T* opaque(T* p) {
   size_t address = __cvta_generic_to_global(p);
@@ -85,8 +84,8 @@ __device__ __forceinline__ T* opaque(T* p) {
   return static_cast<T*>(__cvta_global_to_generic(address));
 }
 
-// Stores 16 bytes that are not kept in the cache, or does nothing: without a branch, so that what is around it stays in
-// one piece.
+// Stores 16 bytes with the streaming (evict-first) hint, or does nothing. It is predicated, not a branch, so that the
+// code around it remains one basic block.
 __device__ __forceinline__ void store_if(bool there, void* to, ::uint4 value) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.s32 p, %0, 0;\n @p st.global.cs.v4.u32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(there)),
@@ -94,8 +93,8 @@ __device__ __forceinline__ void store_if(bool there, void* to, ::uint4 value) {
       : "memory");
 }
 
-// threadIdx.x, read at this place: the compiler would rather keep it, and all that it computes from it, from row to
-// row.
+// threadIdx.x, read here. Otherwise the compiler would keep it, and all that is computed from it, in registers across
+// rows.
 __device__ __forceinline__ int thread_here() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

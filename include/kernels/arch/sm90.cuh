@@ -1,5 +1,5 @@
-// One function per sm_90 instruction. On older targets they are empty: callers ask arch::kClusters first where the
-// meaning would change.
+// One function per sm_90 instruction. On older targets the functions are empty; callers test arch::kClusters first
+// where that would change the meaning.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,21 @@
 KERNELS_BEGIN
 namespace arch {
 
-// Waits until the kernel before this one in the stream has finished, when launched with programmatic dependence;
-// otherwise returns at once.
+// Programmatic dependent launch: waits until the preceding kernel in the stream has finished. Returns at once if this
+// kernel was not launched that way.
 __device__ __forceinline__ void grid_dependency_wait() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Lets the next kernel in the stream begin when all blocks have come here or ended, if it was launched with
+// Lets the next kernel in the stream start once all blocks have called this or ended, if it was launched with
 // programmatic dependence.
 __device__ __forceinline__ void let_next_begin() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Waits, and only then lets the next kernel begin: that one may read what merely the kernel ahead of it does not write,
-// so all others ahead must have finished when it begins, and they have when this block's wait is over.
+// Waits, and only then lets the next kernel start. That kernel may read, before its own wait, what the kernel directly
+// ahead of it does not write. So all earlier kernels must have finished when it starts; after this block's wait they
+// have.
 __device__ __forceinline__ void grid_dependency_pass() {
   grid_dependency_wait();
   let_next_begin();
@@ -41,8 +42,8 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// The number of the cluster along x, and how many clusters there are. Where a cluster has several blocks the compiler
-// finds the number with floating point, exact below 2^24.
+// The index of the cluster along x, and the number of clusters. With several blocks per cluster, the compiler derives
+// the index by floating point, which is exact below 2^24.
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ void cluster_wait() {
   if constexpr (kClusters) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Arrives without making anything visible to the others.
+// Arrives without release semantics.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (kClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -72,7 +73,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// The same shared-memory variable in another block of the cluster.
+// The address of the same shared-memory variable in another block of the cluster.
 __device__ __forceinline__ uint32_t remote_address(const void* local, unsigned rank) {
   uint32_t there = 0;
   if constexpr (kClusters) {
@@ -87,8 +88,8 @@ __device__ __forceinline__ T* in_block(T* local, unsigned rank) {
   return local;
 }
 
-// True in one thread of a warp that has come here as a whole. The compiler knows that it is one: an instruction that
-// takes its operands from uniform registers, such as copy_box(), is not put into a loop over the threads.
+// True in one thread of a warp that is converged. The compiler knows that it is a single thread: instructions that take
+// operands from uniform registers, such as copy_box(), are not expanded to a loop over the threads.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected = 1;
   if constexpr (kClusters)
@@ -96,19 +97,19 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Where an mbarrier is: a variable in shared memory, or its address there.
+// The location of an mbarrier: a variable in shared memory, or its shared-memory address.
 struct BarrierPlace {
   uint32_t address;
   __device__ __forceinline__ BarrierPlace(const uint64_t* barrier) : address(shared_address(barrier)) {}
   __device__ __forceinline__ BarrierPlace(uint32_t address) : address(address) {}
 };
-// mbarrier: completes a phase when `count` arrivals and all expected bytes are in.
+// An mbarrier completes a phase when `count` arrivals and all expected bytes are in.
 __device__ __forceinline__ void mbarrier_init(BarrierPlace barrier, int count) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(count) : "memory");
   }
 }
-// Makes initialized barriers visible to the other blocks of the cluster.
+// Makes initialized mbarriers visible to the other blocks of the cluster.
 __device__ __forceinline__ void mbarrier_init_fence() {
   if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -116,7 +117,7 @@ __device__ __forceinline__ void mbarrier_arrive(BarrierPlace barrier) {
   if constexpr (kClusters)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
 }
-// Arrives, as one of those that the barrier counts, when all that this thread has begun with copy_async_16() is there.
+// Arrives, as one of the counted arrivals, when all earlier copy_async of this thread have completed.
 __device__ __forceinline__ void mbarrier_arrive_copied(BarrierPlace barrier) {
   if constexpr (kClusters)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address) : "memory");
@@ -138,12 +139,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect(BarrierPlace barrier, int
 __device__ __forceinline__ void mbarrier_wait(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cluster");
 }
-// Where only the block's own threads arrive: the L1 cache stays as it is.
+// For barriers on which only threads of this block arrive: it does not invalidate L1.
 __device__ __forceinline__ void mbarrier_wait_in_block(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
 }
 #undef KERNELS_MBARRIER_WAIT
-// Whether waiting would be over.
+// Whether the phase has completed; does not wait.
 __device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parity) {
   uint32_t past = 1;
   if constexpr (kClusters) {
@@ -155,21 +156,21 @@ __device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parit
   }
   return past != 0;
 }
-// The cache policy of what is read once: it is the first to be evicted from the L2.
+// An L2 policy for data that is read once: it is evicted first.
 __device__ __forceinline__ uint64_t read_once_policy() {
   uint64_t policy = 0;
   if constexpr (kCompiledFor >= 90)
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// Where the elements of a tensor are, as the TMA unit takes it: the driver makes it (detail/tensor_map.cuh), and it is
-// read where it lies: in a kernel's parameters, or in global memory.
+// A CUtensorMap, made by the driver (detail/tensor_map.cuh). It is read in place: in a kernel's parameters, or in
+// global memory.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
-// Copies a box of a tensor of four dimensions to shared memory and counts its bytes on a barrier: the elements from
-// these coordinates on, zeros where they are not in the tensor. One thread of a warp at a time may: those of the others
-// would not be looked at.
+// TMA: copies a box of a four-dimensional tensor to shared memory and counts its bytes on a barrier. The box begins at
+// these coordinates; elements outside of the tensor are zeros. Only one thread of a warp may call this at a time:
+// operands of others would be ignored.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          BarrierPlace barrier) {
   if constexpr (kClusters) {
@@ -180,7 +181,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// The same of five dimensions.
+// The same for five dimensions.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w, int v,
                                          BarrierPlace barrier) {
   if constexpr (kClusters) {
@@ -191,7 +192,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// The same of four dimensions with a cache policy.
+// The same for four dimensions with a cache policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          BarrierPlace barrier, uint64_t policy) {
   if constexpr (kClusters) {
@@ -202,8 +203,8 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// Copies a box from shared memory to a tensor; what is beyond the tensor is left out. By one thread of a warp, which
-// commits what it has copied, and may wait until that has been read.
+// TMA: copies a box from shared memory to a tensor, clipped at its bounds. Called by one thread of a warp, which then
+// commits its stores, and may wait until they have read the shared memory.
 __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, int w, uint32_t from) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -211,7 +212,7 @@ __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, in
                  : "memory");
   }
 }
-// The same of bytes that lie side by side, a multiple of 16 at a multiple of 16.
+// The same for contiguous bytes: their number and addresses are multiples of 16.
 __device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
@@ -224,18 +225,18 @@ __device__ __forceinline__ void stored_boxes_commit() {
 __device__ __forceinline__ void stored_boxes_wait() {
   if constexpr (kClusters) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Prefetches a box into the L2.
+// Prefetches a box into L2.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z, int w) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x), "r"(y),
                  "r"(z), "r"(w));
   }
 }
-// Prefetches a map from global memory, or a kernel's parameters, to where copies take it from.
+// Prefetches a tensor map from global memory, or a kernel's parameters, for copies that use it.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
+// Writes 4 bytes (below: 8 or 16) into another block's shared memory and counts them on a barrier of that block.
 __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {
   if constexpr (kClusters) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(remote), "r"(value),
@@ -258,14 +259,14 @@ __device__ __forceinline__ void store_async(uint32_t remote, const float (&value
                  : "memory");
   }
 }
-// Arrives at a barrier of another block, whose threads see what this one did before.
+// Arrives on a barrier of another block with release semantics: its threads see what this thread did before.
 __device__ __forceinline__ void mbarrier_arrive_there(uint32_t remote_barrier) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
   }
 }
-// Arrives at a barrier of another block, which `bytes` by store_async() are on their way to. Nothing else is handed
-// over, but before PTX 8.6 every arrival is a release.
+// Arrives on a barrier of another block and announces `bytes` that come by store_async(). Nothing else is handed over,
+// so relaxed semantics suffice; but before PTX 8.6 every arrival is a release.
 #if CUDART_VERSION >= 12080
 #define KERNELS_ARRIVES "relaxed"
 #else
@@ -281,8 +282,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_bar
 }
 #undef KERNELS_ARRIVES
 
-// A barrier of some warps of a block, with a number from 1 to 15: sync() waits until `threads` have come to it,
-// arrive() counts and goes on.
+// Named barriers, 1 to 15, for some warps of a block. sync() waits until `threads` threads have arrived; arrive() does
+// not wait.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -290,7 +291,8 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// How many registers a thread of this warpgroup has from here on: what some give back others can have.
+// setmaxnreg: how many registers a thread of this warpgroup has from here on. Producers release some that consumers
+// take.
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -300,21 +302,24 @@ __device__ __forceinline__ void more_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a
-// multiple of 1024 on, in which chunk i of 16 bytes is at i ^ (row % 8). 16 columns further is 2 more. As a turned
-// operand, whose rows are k, 16 rows further is 128 more, and 64 columns further is `run` bytes behind.
+// The wgmma descriptor of a tile of 16-bit values in shared memory: rows of 128 bytes, contiguous from a multiple of
+// 1024 on, with 128-byte swizzle (chunk i of 16 bytes is at i ^ (row % 8)). For the next 16 columns, add 2. For a
+// transposed operand, whose rows are k, add 128 for the next 16 rows; the next 64 columns are `run` bytes behind.
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
-// The tile so many times 16 bytes further on. Below 256 KB there is no carry beyond the address.
+// The descriptor of the tile that is `sixteens` * 16 bytes further on. Below 256 KB nothing is carried out of the
+// address.
 __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
   return (tile & ~uint64_t(0xffffffffu)) | (uint32_t(tile) + uint32_t(sixteens));
 }
-// Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
-// the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
-// 32j + 31 in block j; of a, too, where these are in registers. It runs by itself: warpgroup_fence(), products,
-// warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other instructions than these have
-// written to shared memory is seen after async_proxy_fence() in the thread that wrote, or that has waited for it.
+// wgmma: half kHalf of d += a * b for a 64 x 16 tile a and a 16 x (32 * kBlocks) tile b, which has a row for each
+// column of d. Warp i of the warpgroup has rows 16i to 16i + 15 of d, and of a if that is in registers, in the
+// fragments of mma_16816(); columns 32j to 32j + 31 are in block j.
+//
+// wgmma is asynchronous: call warpgroup_fence(), the products, warpgroup_commit(), and before d is used
+// warpgroup_wait() and pin(). Writes to shared memory by ordinary instructions become visible after async_proxy_fence()
+// in the thread that wrote, or in one that has waited for it.
 #define KERNELS_FLOATS_8(d, i)                                                                                \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -401,10 +406,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uin
 #undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
 
-// The same with d as mma_16816 has it, for 8 columns side by side, which is added to, or, without `adds`, overwritten.
-// a: a tile of 64 rows in shared memory, or the fragments of mma_16816, of a warp's 16 rows; turned: rows of b are k. A
-// product of 8 bits has 32 columns of a, and lane 4g + t of a warp has of its fragments columns 4t to 4t + 3 of rows g
-// and g + 8, and the same 16 columns further.
+// wgmma with d in the fragments of mma_16816(), 8 columns each. adds: accumulate; otherwise d is overwritten. a is a
+// tile of 64 rows in shared memory, or fragments of a warp's 16 rows. `turned`: b is transposed, its rows are k.
+//
+// 8-bit products take 32 columns of a. Lane 4g + t has, of rows g and g + 8, columns 4t to 4t + 3 and the same 16
+// columns further.
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
@@ -465,7 +471,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
     }
   }
 }
-// What KERNELS_WARPGROUP_MMA_OF says, for T.
+// KERNELS_WARPGROUP_MMA_OF for the type T.
 #define KERNELS_WARPGROUP_MMA_16_BITS                                                                         \
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");        \
   if constexpr (kWarpgroupMma) {                                                                              \
@@ -492,7 +498,7 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-// The fragments of a times b that is not turned.
+// a in registers, b not transposed.
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                            \
   KERNELS_WARPGROUP_MMA(64, "16", type, "{%32, %33, %34, %35}", "%36", "%37", ", 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), \
                         "r"(a[3]))
@@ -501,7 +507,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[8][4], const uint32_t (
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-// A tile a in shared memory times b that is turned.
+// a in shared memory, b transposed.
 #define KERNELS_WARPGROUP_MMA_OF(type) \
   KERNELS_WARPGROUP_MMA(256, "16", type, "%128", "%129", "%130", ", 0, 1", "l"(a))
 template <class T>
@@ -509,7 +515,7 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[32][4], uint64_t
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-// Rounded, the largest for what is larger, from the lowest byte on.
+// Converts four floats with saturation; a is in the lowest byte.
 __device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, float d) {
   uint32_t four = 0;
   if constexpr (kCompiledFor >= 89) {
@@ -533,7 +539,7 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
     }
   }
 }
-// Of int8_t, exactly. (The names of d's elements are found when KERNELS_D_n is used.)
+// int8 products, exact in int32. (The macros KERNELS_D_n use the current definition of KERNELS_D.)
 #undef KERNELS_D
 #define KERNELS_D(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
 #define KERNELS_WARPGROUP_MMA_INT8(n, a_name, b_name, adds_name)                                                   \
@@ -580,12 +586,12 @@ __device__ __forceinline__ void warpgroup_fence() {
 __device__ __forceinline__ void warpgroup_commit() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until all but the last `kLeft` groups are done.
+// Waits until all but the last `kLeft` committed groups have completed.
 template <int kLeft>
 __device__ __forceinline__ void warpgroup_wait() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
-// The compiler does not move uses of d across this.
+// Keeps the compiler from moving uses of d across this point.
 template <int N>
 __device__ __forceinline__ void pin(float (&d)[N]) {
   KERNELS_UNROLL
@@ -601,8 +607,8 @@ __device__ __forceinline__ void pin(T (&d)[N][4]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) pin(d[i]);
 }
-// The fragments of a 16 x 16 tile, as mma_16816 has them, go to shared memory: lane i says where 8 values of row i % 16
-// go, those from column 0 on or, of the upper half of the lanes, from column 8.
+// stmatrix: stores the fragments of a 16 x 16 tile, as mma_16816() has them, to shared memory. Lane i holds the address
+// of 8 values of row i % 16: from column 0 on in lanes 0 to 15, from column 8 on in the others.
 __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&fragments)[4]) {
   if constexpr (kCompiledFor >= 90) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(fragments[0]),
