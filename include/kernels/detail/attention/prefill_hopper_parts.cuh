@@ -228,6 +228,8 @@ struct HopperPrefillParts
                        kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
   struct Shared {
     float scales[kScales > 0 ? kScales : 1];
+    // mbarriers: the producers complete those that are `full`; consumers complete those that are `empty` as they
+    // release a stage, an item, or queries.
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
         item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
     uint64_t copied_full[kInEight ? kStages : 1];  // values before they are transposed

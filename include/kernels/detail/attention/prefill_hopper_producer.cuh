@@ -59,6 +59,8 @@ struct HopperItemProducer : Parts {
   }
 };
 
+// The producer's loop over query tiles and their key tiles. Keys and values are copied (copy_keys()), copied and
+// transposed for products of 8 bits (copy_and_turn()), or decoded (decode_tiles()).
 template <class Parts>
 struct HopperProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;

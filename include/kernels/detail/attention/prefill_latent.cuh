@@ -89,6 +89,9 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
     // consumer's own key tiles.
     float largest[kStages][kRows], sums[2][kRows];
     uint64_t states[kRows];  // running maximum and sum of the paired block's rows
+    // mbarriers. The producer completes keys_full and item_full, consumers the others: group 0 alone releases
+    // keys_empty[stage][0], both groups keys_empty[stage][1], and the group that made the weights completes
+    // weights_full.
     uint64_t keys_full[kStages][2], keys_empty[kStages][2], weights_full[kStages], queries_full, sums_full,
         item_full[kItems], item_empty[kItems];
     uint64_t states_full, outputs_full, other_done;  // signalled by the paired block
@@ -125,6 +128,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   }
 };
 
+// The producer warpgroup: copies each key tile as two halves of its columns.
 template <class Parts>
 struct LatentProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;
@@ -317,6 +321,7 @@ struct LatentConsumer : Parts {
     }
 
    private:
+    // Two key tiles, in the order that the picture at the head of this file shows.
     __device__ __forceinline__ void pair(int tile) {
       if constexpr (kGroup == 0) {
         add_own(tile);
@@ -373,6 +378,7 @@ struct LatentConsumer : Parts {
       return state.template look_at<false>(p, rows, item.row_keys, pos, tile >= first_whole && tile < last_whole,
                                            state.fetch_masks(p, rows, pos));
     }
+    // Makes the weights, and publishes them and the running maximum for the other group.
     __device__ __forceinline__ void weigh(int tile, const typename Work::Look& look) {
       const int stage = Parities::stage(tile), lane = threadIdx.x % 32;
       for (int half = 0; half < 2 && lane % 4 == 0; ++half)

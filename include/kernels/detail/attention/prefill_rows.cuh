@@ -143,8 +143,8 @@ struct PrefillGrid {
   // alternate in direction, so that after two rounds all blocks have processed about as many keys, and blocks with one
   // round fewer miss a short tile. The next section starts from the other end of the blocks.
   //
-  // All sections have as many heads. If the number of heads divides suitably, a section has at least three rounds, and
-  // keys and values that fit the L2 cache. bytes: those of the keys and values of one KV head.
+  // All sections have the same number of heads. If that number allows it, a section has at least three rounds, and its
+  // keys and values fit the L2 cache. bytes: those of the keys and values of one KV head.
   void stay_in_sections(int64_t bytes) {
     constexpr int64_t kept = 32 << 20;
     const int64_t all = tiles_in_all / tiles.divisor, sharing = group.divisor / pack.divisor;
