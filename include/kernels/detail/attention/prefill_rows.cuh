@@ -239,6 +239,8 @@ struct PrefillGrid {
   __device__ __forceinline__ void find(const P& p, unsigned wanted, PrefillRows* found) const {
     constexpr unsigned all = 0xffffffffu;
     constexpr int kUncut = 1 << 30;
+    // Passes, in their order: count blocks without splits, count the key tiles of these blocks, count blocks with
+    // splits, and find the item.
     enum class Pass { whole, key_tiles, parts, find };
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
     const bool alike = p.shape.q_offsets == nullptr;  // all sequences have the same number of queries
