@@ -50,8 +50,8 @@ bool make_kv_map(const Exec& ex, const Tensor& tensor, bool many_blocks, const A
   rows.block_stride = tensor.at({1, 0, 0}, 0) - first;
   return make_tensor_map(ex, rows, box_rows, map);
 }
-constexpr int kResultBoxRows = 64;  // those of a warpgroup
-// All columns of a token are a row, and the rows of all sequences follow each other.
+constexpr int kResultBoxRows = 64;  // the rows of a warpgroup
+// A row has all columns of a token, and the rows of all sequences follow each other.
 template <class P>
 bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
   constexpr int64_t any = int64_t(1) << 31;
@@ -60,7 +60,7 @@ bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
   if (out.rows == 0 || out.heads.count > 1 || out.batches.count > 1 || out.rows > any) return false;
   return make_tensor_map(ex, {out.begin, 2, columns, any, 1, 1, out.stride / 2, 0, 0}, kResultBoxRows, map);
 }
-// Of a kernel for which there may be some. rows_are_queries: whether those of a tile may be queries of one head.
+// Makes the tensor maps of a call. rows_are_queries: whether a tile's rows may be queries of one head.
 template <class Body, class P>
 TileBoxes boxes_for(const Exec& ex, const P& p, bool rows_are_queries) {
   using Where = std::decay_t<decltype(p.kv.where())>;
