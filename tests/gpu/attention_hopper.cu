@@ -132,6 +132,11 @@ void results_in_boxes(Tally& t) {
     AttentionCase c{{queries, queries, queries}, {queries, 700, 3}, 3, 3, kDim};
     c.aligned = true;
     both_say_the_same<kDim, T, T>(t, "results in boxes", c, Layout::nhd, k::causal());
+    AttentionCase ragged{{queries, 0, 64, queries / 2 + 1, 128, queries}, {queries, 5, 700, 300, 90, 0}, 3, 3, kDim};
+    ragged.aligned = ragged.ragged_q = true;
+    both_say_the_same<kDim, T, T>(t, "results in boxes", ragged, Layout::nhd, k::causal());
+    ragged.kv_heads = 1;
+    both_say_the_same<kDim, T, T>(t, "results in boxes", ragged, Layout::paged_nhd, k::causal(), 2);
     if (queries % 64 != 0) continue;
     c.kv_heads = 1;
     both_say_the_same<kDim, T, T>(t, "results in boxes", c, Layout::paged_nhd, k::window(100, 0) & k::soft_cap(20.f));
@@ -415,8 +420,9 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(result_box_rows_of<128, float>(ex, k::causal()) == 0);
   CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 120) == 0);
   CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 128, 4) == 0);
-  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 128, 0, reinterpret_cast<const int32_t*>(64)) == 0);
   CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 33, 128, 0, nullptr, 8) == 0);  // of heads together
+  const int32_t* const offsets = reinterpret_cast<const int32_t*>(64);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 33, 128, 0, offsets, 8) == 64);  // long ones may be apart
   results_in_boxes<64, k::half>(t);
   results_in_boxes<128, k::bfloat16>(t);
   few_blocks<64, k::half>(t), few_blocks<128, k::bfloat16>(t), few_blocks<256, k::bfloat16>(t);

@@ -42,8 +42,7 @@ void attends_in_parts(Tally& t, const std::string& what, const AttentionCase& c,
   AttentionData<T, T, DeviceMemory> d(c);
   const OnDevice<int32_t> offsets(d.offsets);
   k::AttentionShape shape = d.shape();
-  shape.q_offsets = offsets.data();
-  shape.tokens = d.offsets.back();
+  if (c.ragged_q) shape.q_offsets = offsets.data(), shape.tokens = d.offsets.back();
   const k::Attention options = c.splits > 0 ? d.options().splits(c.splits) : d.options();
   const Stream stream;
   const k::Exec ex = less ? with_less(stream) : k::Exec(stream);
@@ -78,6 +77,9 @@ TEST_CASE("attention in parts, cut as it is asked") {
     attends_in_parts<128, k::half>(t, "all", c, Layout::ragged, -1, -1, false, 7);
   }
   c.splits = 3;
+  AttentionCase one_length{{130, 130, 130}, {2000, 90, 0}, 4, 4, 128};
+  one_length.aligned = true, one_length.splits = 3;
+  attends_in_parts<128, k::half>(t, "queries of one length", one_length, Layout::nhd, -1, 0, false, 7);
   c.dim = 64;
   attends_in_parts<64, k::bfloat16>(t, "causal", c, Layout::paged_nhd, -1, 0, false, 7);
   attends_in_parts<64, k::bfloat16>(t, "causal", c, Layout::paged_nhd, -1, 0, true, 7);
