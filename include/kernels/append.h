@@ -1,5 +1,6 @@
-// Sinks that put new keys and values where attention will read them: row r of the results is a token, its columns are
-// heads of head_dim, side by side.
+// Sinks that write new keys and values into the KV cache, where attention will read them.
+//
+// Row r of the results is a token; its columns are heads of head_dim, side by side.
 //
 //   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page),
 //                         lengths);
@@ -9,15 +10,18 @@
 //             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk,
 //                    k::append_values(kv, at, dim), nk), shape);
 //
-// WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. Several tokens of a prompt then go to as many sequences, and
-// the call cannot tell: rows beyond the sequences that the cache has are written behind it, and page tables are read
-// behind their end.
+// WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. The tokens of a prompt would then go to different sequences,
+// and the call cannot detect the mistake: rows beyond the number of sequences write past the end of the cache and read
+// past the end of the page table.
 //
-// The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left
-// out, and so are those behind what nhd() and hnd() were told of, or behind a row of the page table. Types with a scale
-// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), row
-// operations and norm_heads(), which see a head before they write its codes, and written where the view reads them, as
-// float, half or bfloat16:
+// The view is made of non-const pointers; attention reads through the same view. Tokens at negative positions are not
+// written, nor are tokens beyond the positions that nhd() or hnd() was given, or beyond the end of a page-table row.
+//
+// Quantized caches:
+// - With one scale for the tensor or for each head, values are divided by that scale and rounded.
+// - With a scale for each position and head, the call computes the scales and writes them, as float, half or bfloat16,
+//   to the memory from which the view reads them. This needs a whole head before its codes are written. Therefore only
+//   copy(), row operations and norm_heads() can do it; other calls refuse such sinks:
 //
 //   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1),
 //                         k::nhd(v8, page, heads, dim).scales(vs, page * heads, heads, 1), pages, lengths);
@@ -25,12 +29,14 @@
 //   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
 //   // or both at once, with norms of heads or, `normed` being 0, without: norm_heads.cuh
 //
-// Elsewhere they are refused. For int8_t, float8_e4m3 and float8_e5m2 they are those of quantize.h. Codes of 4 bits,
-// nhd<k::Int4>(words, ...), are written by copy() and row operations alone: others have no eight columns together. They
-// and their scales are those of pack_int4() with a head as a group, whose columns are a multiple of 8: the largest
-// value, with its sign, / -8, and 0 where that rounds to 0. Only a NaN or an infinity makes the scale what it is, so
-// that no code of the head means a finite number, and a half is at most 65504. Uint4 cannot be written: it has no codes
-// for what is below 0, and views have no zero points.
+// Computed scales of int8_t, float8_e4m3 and float8_e5m2 follow quantize.h.
+//
+// 4-bit codes, nhd<k::Int4>(words, ...), are written by copy() and row operations only, as other calls do not have
+// eight adjacent columns at once. Codes and scales are those of pack_int4() with each head as one group, and head_dim
+// is a multiple of 8: the scale is the value of largest magnitude, with its sign, / -8, or 0 where that rounds to 0;
+// stored as half it is at most 65504. Only a NaN or an infinity in the head makes the scale NaN or infinite; then no
+// code of the head dequantizes to a finite number. Uint4 cannot be written: it has no codes for negative values, as
+// views have no zero points.
 #pragma once
 
 #include "core/divisor.h"
@@ -39,17 +45,18 @@
 
 KERNELS_BEGIN
 
-// positions and sequences: one for each row, in the memory that the call computes in. Without sequences row r is
-// sequence r: that is for one new token of each, and never for a prompt.
+// Where each row's token goes. positions and sequences have one entry for each row, in the memory space in which the
+// call runs (host or device). Without sequences, row r belongs to sequence r: only for one new token per sequence,
+// never for a prompt.
 class AppendAt {
  public:
   explicit AppendAt(const int32_t* positions, const int32_t* sequences = nullptr)
       : positions_(positions), sequences_(sequences) {}
 
-  // A cache of `capacity` positions for sequences of any length (StreamingLLM): the first `kept` stay, and all others
-  // go around in what is left. As attention does not care for the order of keys, it reads the first capacity ones, or
-  // as many as there are. lengths: those of the sequences with the new tokens, however long. Of more tokens than fit,
-  // only the last are written.
+  // A ring buffer of `capacity` positions for sequences of any length (StreamingLLM). The first `kept` tokens stay; all
+  // later ones wrap around in the remaining capacity - kept positions. Attention does not depend on the order of keys,
+  // so it reads the first min(length, capacity) positions. lengths: the true lengths, including the new tokens. If a
+  // call brings more tokens than fit, only the last ones are written.
   AppendAt ring(int64_t capacity, int64_t kept, const Lengths& lengths) const {
     AppendAt out = *this;
     out.capacity_ = capacity, out.kept_ = kept, out.lengths_ = lengths, out.ring_ = true;
@@ -57,7 +64,7 @@ class AppendAt {
   }
 
   KERNELS_HD int64_t sequence(int64_t row) const { return sequences_ != nullptr ? sequences_[row] : row; }
-  // Negative: the token is left out.
+  // Negative: the token is not written.
   KERNELS_HD int64_t position(int64_t row) const {
     const int64_t at = positions_[row], around = capacity_ - kept_;
     if (!ring_ || at < kept_) return at;
@@ -105,7 +112,7 @@ class Append : public Functor {
           "append_keys(kv, at, head_dim, scales)");
     return {};
   }
-  // All but the scales.
+  // All checks but those of the scales.
   Status check_places(int64_t cols) const {
     KERNELS_TRY(at_.check());
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
@@ -124,7 +131,7 @@ class Append : public Functor {
   const Tensor& tensor() const { return tensor_; }
   int64_t head_dim() const { return head_dim_; }
 
-  // Where a head's codes and its scale go: null, and nowhere, if its token is left out.
+  // Where a head's codes and its scale go; codes is null if the token is not written.
   struct Head {
     T* codes;
     int64_t scale;
@@ -137,7 +144,7 @@ class Append : public Functor {
   }
   KERNELS_HD int64_t head_of(int64_t col) const { return heads_.quotient(static_cast<uint32_t>(col)); }
 
-  // Where a pack goes (null: nowhere), and what it is multiplied by.
+  // Where a pack goes (null: it is not written), and the factor that it is multiplied by.
   struct Place {
     T* to;
     float factor;
@@ -166,26 +173,26 @@ class Append : public Functor {
 
  private:
   KERNELS_HD bool has(int64_t pos) const { return uint64_t(pos) < uint64_t(most_positions_); }
-  // Pointers to const have been refused above: one message is enough.
+  // The constructor has refused pointers to const; the cast avoids a second error message.
   KERNELS_HD T* at(const KvSlot& slot, int64_t head) const { return const_cast<T*>(tensor_.at(slot, head)); }
 
   Tensor tensor_;
   Where where_;
   AppendAt at_;
   detail::Divisor heads_;
-  int64_t head_dim_, most_positions_;  // of a sequence
+  int64_t head_dim_, most_positions_;  // per sequence
 };
 
 namespace detail {
 
-// The value that is largest in magnitude, with its sign, and of equal ones the first, as pack_int4() has it: it becomes
-// -8, which has no positive counterpart.
+// For Int4: finds the value of largest magnitude, with its sign; of equal ones the first, as in pack_int4(). It becomes
+// code -8, which has no positive counterpart.
 template <class S>
 struct LargestSeen<Int4, S> {
-  uint64_t largest = 0;  // its size, as the bits of a float; how far it is before column 2^31 - 1; its sign
+  uint64_t largest = 0;  // high word: magnitude as float bits; low word: (2^31 - 1 - column) * 2 + sign
   KERNELS_HD float value() const { return bit_cast<float>(uint32_t(largest >> 32) | uint32_t(largest) << 31); }
   KERNELS_HD S scale() const { return rounded_scale<S>(value() * -0.125f); }
-  // What codes() takes: the scale, as it is read back.
+  // The argument of codes(): the scale, as it is read back after rounding.
   KERNELS_HD float finish() const { return convert<float>(scale()); }
 
   template <class C, int N>
@@ -211,7 +218,7 @@ struct LargestSeen<Int4, S> {
   }
 };
 
-// Whether there are codes, and scales, that can be found.
+// Whether scales can be computed for codes of this view, with scales of type S.
 template <class Tensor, class S>
 constexpr bool takes_found_scales_of() {
   constexpr bool is_uint4 = std::is_same<typename Tensor::Format, Uint4>::value;
@@ -229,8 +236,8 @@ constexpr bool takes_found_scales_of() {
 
 }  // namespace detail
 
-// The same with a scale for each position and head, which is found. What is known of the head makes the codes of its
-// packs: State is quantize.h's, or the one above.
+// A sink that computes a scale for each position and head. State collects what the scale depends on: LargestSeen of
+// quantize.h, or the specialization above.
 template <class Tensor, class Where>
 class AppendFound : public Functor {
  public:
@@ -301,7 +308,7 @@ auto append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t h
   return detail::append(kv.values(), kv.where(), at, head_dim, scales);
 }
 
-// The columns of a result to three sinks of any types, one after the other: those of queries, keys and values.
+// Splits the columns of a result among three sinks of any types: queries first, then keys, then values.
 template <class Q, class K, class V>
 class Qkv : public Functor {
  public:
@@ -345,8 +352,8 @@ class Qkv : public Functor {
   }
 
  private:
-  // Two columns that lie in one part: a sink of pairs gets them at once, another one by one, as it may take no more
-  // than single elements.
+  // Two adjacent columns of one part. A sink that wants pairs gets both at once; any other gets them one by one, as it
+  // may take only single elements.
   template <class S, bool = detail::wants_pairs<S>()>
   struct Two {
     decltype(detail::prepare<2>(std::declval<const S&>(), 0, 0)) both;
@@ -380,7 +387,7 @@ class Qkv : public Functor {
     return {q, counts_[0], k, counts_[1], v, counts_[2]};
   }
 
-  // Of the part that the columns lie in; the others' are left as they are.
+  // Only the member of the part that the columns belong to is set.
   struct Prepared {
     Two<Q> q;
     Two<K> k;

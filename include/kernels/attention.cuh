@@ -5,21 +5,31 @@
 //   k::attention(stream, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal());
 //   k::attention(stream, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries; attention<128>() compiles those of the kernels that heads of up to 128 take. kv.h
-// lists the ways in which keys and values may lie, score.h what may happen to the logits, core/attention_call.h the
-// shape and the options.
+// attention() is for many queries (prompts), decode() for 1 to 32 queries of each sequence. attention<128>() compiles
+// only the kernels for heads of up to 128 columns. Related headers: kv.h for the layouts of keys and values, score.h
+// for masks and other operations on the logits, core/attention_call.h for the shape and the options.
 //
-// Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256,
-// and 512; heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are
-// rounded to the 16-bit type of the keys, weights to that of the values, with codes to half (with scales of values to
-// bfloat16, and values of half with them), or, if Attention{}.in_8_bits() asks for it, all three operands are
-// float8_e4m3; all else is float, as is everything with keys or values of float, and with those that a view computes. A
-// query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN;
-// docs/attention.md has the rest of what NaN and infinities do. The output may stand where the queries were, if a head
-// of both takes the same bytes and has at most 256 columns, of float 128; other overlaps are not fine.
+// Sizes: any number of queries and keys, including 0. dim is a multiple of 8 up to 256, or 512 or 576; v_dim is a
+// multiple of 8 up to 256, or 512. heads is a multiple of kv_heads.
 //
-// Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call
-// can be captured in a graph and replayed while sequences grow. The same input gives the same bits, in attention() a
+// Precision: keys and values of 16, 8 and 4 bits go through tensor cores, with float accumulation.
+// - Queries are rounded to the 16-bit type of the keys; if keys are 8- or 4-bit codes, queries keep their own 16-bit
+//   type, or are rounded to half.
+// - Softmax weights are rounded to the 16-bit type of the values; if values are codes, to half; if values have scales,
+//   to bfloat16, and values of half are rounded to bfloat16 as well.
+// - With Attention{}.in_8_bits() all three operands are float8_e4m3.
+// - Everything else is float. Keys or values of float, and views that compute them, are multiplied in float throughout.
+//
+// A query that sees no key gives zeros and a logsumexp of -inf. A NaN or +inf among a query's logits makes its output
+// NaN; docs/attention.md has the other cases of NaN and infinity.
+//
+// Aliasing: the output may overwrite the queries in place if a head of both has the same bytes and at most 256 columns
+// (128 with keys or values of float). No other overlap is allowed.
+//
+// Lengths, offsets, page tables and scales are read on the device only, and nothing is allocated or synchronized: a
+// call can be captured in a graph and replayed while sequences grow. The same input gives the same bits. In
+// attention(), and in decode() with Attention{}.splits(n), a sequence's bits also do not depend on the rest of the
+// batch.
 // sequence those that it has alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
@@ -49,16 +59,18 @@ Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, c
 
 }  // namespace detail
 
-// With a workspace the keys of sequences that have few queries are split, so that a chunk of a long prompt takes all
-// multiprocessors: blocks leave what they made of their part of the keys, and a second kernel merges it, in the order
-// of keys. In how many parts is decided on the device, by the sequence's own queries and keys: the same bits alone and
-// in any batch. `workspace` has attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything
-// before, and belongs to one call at a time. It may become much less where shape.tokens and options.most_keys(n) say
-// how many queries and keys there are; options.splits(n) cuts in n parts. docs/attention.md has more.
+// attention() with a workspace splits the keys of sequences that have few queries, so that a chunk of a long prompt
+// occupies all multiprocessors. Blocks write partial results to the workspace, and a second kernel merges them in the
+// order of the keys. The device chooses the number of parts from the sequence's own queries and keys, so its bits are
+// the same alone and in any batch; options.splits(n) sets it to n.
 //
-// Fewer queries may need more, as long prompts are not split. Who allocates once asks for the most of all shapes with
-// these heads and no more sequences, queries of one and tokens, attention_workspace_bytes_up_to(ex, shape, options).
-// decode_workspace_bytes() is that by itself.
+// `workspace` has attention_workspace_bytes(ex, shape, options) bytes, is aligned to 16 bytes, needs no initialization,
+// and belongs to one call at a time. It may be much smaller where shape.tokens and options.most_keys(n) bound the
+// number of queries and keys. docs/attention.md has more.
+//
+// A shape with fewer queries may need more bytes, as long prompts are not split. To allocate once, use
+// attention_workspace_bytes_up_to(ex, shape, options): the maximum over all shapes with these heads whose batch,
+// queries of a sequence and tokens are not larger. decode_workspace_bytes() already is such a maximum.
 inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return detail::PrefillRoom(ex.device(), shape, options).bytes();
@@ -112,7 +124,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
                                const S& score, const Workspace& workspace, const Attention& options) {
   return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options).in("attention");
 }
-// A template, so that {} means options.
+// A template, so that a call with {} in this place means the options.
 template <int kDim = 0, class Q, class Kv, class Out, class S, class W,
           class = std::enable_if_t<std::is_same<W, Workspace>::value>>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
@@ -125,7 +137,7 @@ template <int kDim = 0, class Q, class Kv, class Out>
   return detail::without_score<Q>();
 }
 
-// How such a call would run, without a workspace or with one, and why it does not run faster: core/attention_plan.h.
+// How such a call, without a workspace or with one, would run, and why not faster: core/attention_plan.h.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
                                     const AttentionShape& shape, const S& score, const Attention& options,
@@ -139,11 +151,13 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   return detail::plan_prefill<kDim, true>(ex, q, kv, out, shape, score, options, plan).in("attention");
 }
 
-// For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a
-// group; for 16 with heads above 128 columns, for 8 above 256, and for 64 over latents (docs/decode.md). The keys are
-// shared out among all multiprocessors, by the lengths that the device finds when the kernel runs; `workspace` has
-// decode_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything before, and belongs to one call at a
-// time. Engines that know how large their heads are say so, decode<128>(...), and compile a quarter of the kernels.
+// decode(): 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows (queries times the heads
+// of a group): 16 rows with heads above 128 columns, 8 above 256, and 64 over latents (docs/decode.md). The keys are
+// distributed among all multiprocessors by the lengths that the device reads when the kernel runs.
+//
+// `workspace` has decode_workspace_bytes(ex, shape, options) bytes, is aligned to 16 bytes, needs no initialization,
+// and belongs to one call at a time. decode<128>(...) compiles only the kernels for heads of up to 128 columns, a
+// quarter of all.
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return greater(detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),
@@ -209,7 +223,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic)
       .in("decode");
 }
-// With a mode, which costs decode<N>() four more kernels.
+// With a mode; this compiles four more kernels for decode<N>().
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
@@ -222,8 +236,8 @@ template <int kDim = 0, class Q, class Kv, class Out>
   return detail::without_score<Q>();
 }
 
-// How such a call would run. Where plan.path is plain, plan.why_not says why it does not take tensor cores; an empty
-// call has a plan of 0 blocks.
+// How such a call would run. If plan.path is plain, plan.why_not says why tensor cores are not used. An empty call gets
+// a plan of 0 blocks.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                  const S& score, const Attention& options, AttentionPlan& plan) {
@@ -236,8 +250,8 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   return detail::plan_decode<kDim, true>(ex, q, kv, out, shape, score, options, mode, plan).in("decode");
 }
 
-// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
-// and `lse` are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+// Merges attention over several parts of the keys, such as a prefix that the batch shares (cascade). Row p * tokens + t
+// of `o` and `lse` is the result of part p for query t: its output (heads side by side) and the logsumexp of each head.
 //
 //   k::merge_states(stream, k::load(o, ld), k::load(lse, heads), k::store(r, ld), {2, tokens, heads, dim});
 template <class O, class L, class Out>

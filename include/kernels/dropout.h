@@ -4,13 +4,15 @@
 //   k::copy(ex, k::load(x) | k::dropout(0.1, seed, offset), k::store(y), n);                  // of a flat tensor
 //   k::copy(ex, k::load(x, d) | k::dropout(0.1, k::load(keep, d)), k::store(y, d), rows, d);  // given: 0 drops
 //
-// What is drawn depends on seed, offset and the place of an element alone, so it is the same on the CPU and the GPU, in
-// every call and behind every operation: element (row, col) gets word col % 4 of philox(seed, row * blocks + col / 4,
-// offset), core/philox.h, where a row of ld numbers has (ld + 3) / 4 blocks, and is dropped if the upper 31 bits are
-// less than p 2^31. Calls that are to draw different numbers have different offsets; those are part of a captured
-// graph, in which a given mask can change from replay to replay.
+// The decision for an element depends only on seed, offset and the element's position. It is the same on the CPU and
+// the GPU, in every call and behind every operation. Element (row, col) gets word col % 4 of philox(seed, row * blocks
+// + col / 4, offset) (core/philox.h), where blocks = (ld + 3) / 4 and ld is the number of random numbers in a row. It
+// is dropped if the upper 31 bits of its word are less than p 2^31.
 //
-// What is dropped is 0, also a NaN. p = 0 changes nothing, and with p = 1 all is 0.
+// Give different offsets to calls that must draw different numbers. The offset is part of a captured graph; a mask that
+// is given can change between replays.
+//
+// A dropped value is 0, even if it was NaN. p = 0 changes nothing; with p = 1 everything is 0.
 #pragma once
 
 #include "core/philox.h"
@@ -19,7 +21,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// 1 / (1 - p), and 0 where nothing is left to scale.
+// 1 / (1 - p), and 0 for p = 1.
 inline double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 inline Status check_share(double p) {
   return p >= 0 && p <= 1 ? Status{} : invalid("dropout: p is not between 0 and 1");
@@ -48,7 +50,7 @@ class Dropout : public Functor {
 
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
-    // As many blocks as N numbers take, and one more where they do not begin with a block.
+    // The blocks that N numbers span, plus one more if they do not begin at a block.
     constexpr int blocks = (N + 3) / 4;
     const uint64_t first = uint64_t(row) * (uint64_t(ld_ + 3) / 4) + uint64_t(col) / 4;
     const int skipped = int(col & 3);
@@ -57,7 +59,7 @@ class Dropout : public Functor {
     for (int b = 0; b < blocks; ++b) draw(words + 4 * b, first + uint64_t(b));
     if (skipped != 0) {
       if (skipped + N > 4 * blocks) draw(words + 4 * blocks, first + uint64_t(blocks));
-      // Steps whose length is known to the compiler: the words stay in registers.
+      // Shifts by constants, so that the words stay in registers.
       KERNELS_UNROLL
       for (int i = 0; i < 4 * blocks + 3; ++i) words[i] = skipped & 1 ? words[i + 1] : words[i];
       KERNELS_UNROLL
@@ -83,7 +85,7 @@ class Dropout : public Functor {
   uint32_t limit_;
 };
 
-// ld: how many numbers a row has, the number of columns as a rule.
+// ld: the number of random numbers in a row, usually the number of columns.
 inline Dropout dropout(double p, uint64_t seed, uint64_t offset, int64_t ld) { return {p, seed, offset, ld}; }
 inline Dropout dropout(double p, uint64_t seed, uint64_t offset) { return {p, seed, offset, detail::kOneRow}; }
 
@@ -128,7 +130,7 @@ class MaskedDropout : public Functor {
   S keep_;
 };
 
-// A source of anything that is 0 where a value is dropped. A pointer means a row vector.
+// A mask that is given: a source of any type whose zeros drop values. A pointer means a row vector.
 template <class S>
 auto dropout(double p, S keep) {
   return MaskedDropout<detail::source_t<S>>(p, detail::kept_scale(p), detail::as_source(keep));

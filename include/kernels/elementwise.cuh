@@ -1,4 +1,4 @@
-// A pass over a matrix, or over a flat tensor: the sink gets what the source gives, element by element.
+// copy(): one pass over a matrix or a flat tensor, in which the sink gets what the source gives, element by element.
 //
 //   k::copy(stream, k::load(x) | k::gelu(), k::store(y), n);                                   // n elements, flat
 //   k::copy(stream, k::load(x, ld) | k::silu() | k::mul(k::load(up, ld)), k::store(y, ld), rows, cols);
@@ -8,11 +8,11 @@
 //   k::copy(stream, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
 //   k::copy(stream, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);           // keys to the cache
 //
-// Any types, any alignment, any number of rows, up to 2^30 columns; captured in graphs; the same input gives the same
-// bits. In place is fine where every map sees only the columns that it changes.
+// Any types, any alignment, any number of rows, up to 2^30 columns. Calls can be captured in a graph. The same input
+// gives the same bits. In-place use is allowed if every map reads only the columns that it changes.
 //
-// A flat tensor is a single row of n columns, any number of them: sources without a row stride, load(p), and all others
-// are read at row 0 and column i for element i, row(p) at p[i] and per_row(p) at p[0].
+// A flat tensor is a single row of n columns, without a limit on n. Element i is read at row 0 and column i: of sources
+// without a row stride, as load(p), and of all others. So row(p) gives p[i], and per_row(p) gives p[0].
 #pragma once
 
 #include "core/row_call.h"
@@ -33,8 +33,8 @@ struct CopyOf {
   static constexpr bool takes_rest = !by_group<Store>;
   Load in;
   Store out;
-  // For both sides: a function of the device alone has no return type on the host, where it is asked how much is
-  // fetched.
+  // KERNELS_HD although only the GPU runs it: the host asks for the size of what is fetched, and cannot deduce the
+  // return type of a device function.
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return pair(detail::fetch<N>(in, row, col), fetch_operands<N>(sink_map(out), row, col));

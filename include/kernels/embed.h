@@ -1,18 +1,18 @@
-// Rows of a table by their numbers, as a source: what every operation over rows can begin with.
+// embed(): rows of a table by their ids, as a source with which any row operation can begin.
 //
 //   auto tokens = k::embed(k::load(table, d), ids, vocabulary);
 //   k::copy(ex, tokens, k::store(x, d), rows, d);                                                       // a gather
 //   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);    // and a norm
 //   auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)), ids, vocabulary);
 //
-// Row r is row ids[r] of the table, a source with `vocabulary` rows. ids are numbers of 32 or 64 bits in the memory
-// that the call computes in. One outside of [0, vocabulary) is not used to read anything: all values of that row are
-// NaN (0 as int8), and it can be reported:
+// Row r is row ids[r] of the table, which is a source with `vocabulary` rows. ids are signed integers of 32 or 64 bits
+// in the memory space in which the call runs. An id outside [0, vocabulary) reads no memory: all values of its row are
+// NaN (0 as int8). Such ids can be reported:
 //
 //   cudaMemsetAsync(wrong, 0xff, sizeof(int64_t), stream);     // int64_t* wrong, on the device: -1
 //   k::embed(table, ids, vocabulary).report(wrong);            // the first row whose id is outside, or -1 as before
 //
-// Several calls may report to the same place: the lowest row of all stays, whatever their order.
+// Several calls may report to the same address: the lowest row of all calls remains, in whichever order they run.
 #pragma once
 
 #include <atomic>
@@ -24,12 +24,12 @@ namespace detail {
 
 static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t), "a number of 64 bits can be exchanged where it stands");
 
-// to = the lesser of the two as unsigned numbers, of which -1 is the largest; of many threads.
+// Atomic minimum as unsigned numbers, of which -1 is the largest.
 KERNELS_HD void report_lowest(int64_t* to, int64_t value) {
 #if defined(KERNELS_DEVICE_CODE)
   atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 #else
-  auto& lowest = *reinterpret_cast<std::atomic<int64_t>*>(to);  // as std::atomic_ref of C++20 would have it
+  auto& lowest = *reinterpret_cast<std::atomic<int64_t>*>(to);  // as std::atomic_ref of C++20 would do
   int64_t seen = lowest.load(std::memory_order_relaxed);
   while (uint64_t(value) < uint64_t(seen) && !lowest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
@@ -42,11 +42,11 @@ template <class S, class Id>
 class Embed : public Functor {
  public:
   static constexpr Role role = Role::source;
-  static constexpr bool has_effects = false;  // the table has none, and a report may be made any number of times
+  static constexpr bool has_effects = false;  // the table has none, and a report may be repeated
   KERNELS_HD Embed(S table, const Id* ids, int64_t vocabulary, int64_t* wrong)
       : table_(table), ids_(ids), vocabulary_(vocabulary), wrong_(wrong) {}
 
-  // Where the lowest row goes whose id is outside; -1 before.
+  // wrong receives the lowest row whose id is outside the table; it must be -1 before.
   Embed report(int64_t* wrong) const {
     Embed out = *this;
     out.wrong_ = wrong;
@@ -63,7 +63,7 @@ class Embed : public Functor {
     if (vocabulary_ < 1) return invalid("embed: the vocabulary has less than one row");
     return detail::check_of(table_, vocabulary_, cols);
   }
-  // The table: its rows are read for others as well.
+  // The table's memory, with element 0: an element is read for several rows.
   detail::Plane plane(int64_t, int64_t cols) const {
     detail::Plane out = detail::plane_of(table_, vocabulary_, cols);
     out.element = 0;
@@ -76,7 +76,7 @@ class Embed : public Functor {
     if (!inside(id) && wrong_ != nullptr) detail::report_lowest(wrong_, row);
     return detail::fetch<N>(table_, inside(id) ? id : 0, col);
   }
-  // The number is looked up once more: it is near, and takes no room beside what has been fetched.
+  // The id is read again instead of being kept: it is in the cache, and this saves registers.
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
     const int64_t id = ids_[row];

@@ -1,13 +1,15 @@
-// Exec: where work goes (a stream of the current device) and what that device can do; launch<Body>() starts a kernel.
+// Exec: where a call runs (a stream and its device), and with what (workspace, programmatic launch). Calls also accept
+// a bare stream. In detail: launch<Body>(), which starts a kernel.
 //
 //   k::Exec ex{stream};                        // a bare stream converts to one
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
-// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from
-// threads that have another one current: it is made current for the time of the call. A bare stream must belong to the
-// current device; whether it does is not found out, as a stream that is being captured does not tell. Making an Exec,
-// and calls, need no allocation on the device and no synchronization, so both are allowed during graph capture; what
-// they ask of the runtime they ask once for each kernel and device.
+// The stream must belong to the device that was current when the Exec was made. Calls run on that device; if another
+// one is current on the calling thread, they switch to it for the duration of the call. A bare stream must belong to
+// the current device. The library does not check this, as a stream that is being captured cannot be queried.
+//
+// Making an Exec and calling with it allocate nothing on the device and do not synchronize, so both are allowed during
+// graph capture. Queries to the CUDA runtime are made once for each kernel and device, and cached.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,11 +29,11 @@ struct DeviceInfo {
   int shared_per_block = 0;  // with opt-in
   int shared_per_sm = 0;
   int capability = 0;        // 80, 90 ...
-  int memory_gbs = 0;        // GB/s as the data sheet has it; 0 where the driver does not tell
+  int memory_gbs = 0;        // GB/s by the data sheet; 0 where the driver does not report it
 };
 
 namespace detail {
-// The error goes into the Status and nowhere else: the runtime's own "last error" is cleared.
+// The error goes into the Status only: the runtime's own "last error" is cleared.
 KERNELS_OF_THIS_LIBRARY inline Status from_cuda(cudaError_t error) {
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();
@@ -71,21 +73,22 @@ KERNELS_OF_THIS_LIBRARY inline Status find_current_device(DeviceInfo& info) {
 class Exec {
  public:
   Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
-  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory. Tiles of products
-  // are refused where an sm_90 has less shared memory than all of them have.
+  // Uses only part of a device, as if it had fewer multiprocessors or less shared memory. On sm_90, tiles of products
+  // are refused if this device has less shared memory than every sm_90 GPU has.
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
-  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
-  // waits for it before it reads anything but what it was told is ready: weights (MatmulPolicy::weights_ready), and old
-  // keys with what says where they are (Attention::new_keys). Kernels of others ahead must let it begin
-  // (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before them
-  // have ended.
+  // Programmatic dependent launch (sm_90): a kernel may start before its predecessor in the stream has ended. It waits
+  // for the predecessor before it reads anything except data that the caller declared ready: weights
+  // (MatmulPolicy::weights_ready), and old keys with lengths and page tables (Attention::new_keys). If a kernel that is
+  // not of this library runs ahead, it must call cudaTriggerProgrammaticLaunchCompletion only after its own wait, as
+  // this library's kernels do: then all kernels before it have ended.
   Exec& programmatic(bool on) { programmatic_ = on; return *this; }
-  // With programmatic(true): no kernel that may still be running, however far ahead, writes what calls are told is
-  // ready: weights, say, are the same as long as this stream has work. Old keys and lengths are, too, if something that
-  // is not launched programmatically stands behind what writes them, as the beginning of a graph does. Then a kernel
-  // that begins early lets the next one begin at once, not only when its own wait is over.
+  // With programmatic(true): promises that no kernel that may still be running, however far ahead, writes the data
+  // declared ready, such as weights that do not change while this stream has work. The promise also holds for old keys
+  // and lengths if a node that is not launched programmatically separates their writer from the readers, as the
+  // beginning of a graph does. Then a kernel that starts early lets its successor start at once, not only after its own
+  // wait.
   Exec& constant_weights(bool yes) { constant_weights_ = yes; return *this; }
 
   cudaStream_t stream() const { return stream_; }
@@ -105,25 +108,28 @@ class Exec {
 
 namespace detail {
 
-// Registers per thread are capped, not blocks: one kernel then serves small and large blocks alike.
+// The registers of a thread are limited, not the blocks of a multiprocessor: one kernel then serves small and large
+// blocks.
 #if CUDART_VERSION >= 12040
 #define KERNELS_BOUNDS(Body) __maxnreg__(Body::registers)
 #else
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by
-// themselves: with grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as
-// soon as there is room, or without that (Launch::next_waits). For other bodies entry() waits before they run, and lets
-// the next kernel begin then if they are so few that all run at a time: with 49,152 blocks of one warp this alone took
-// 60 us. With constant weights the next kernel may begin before that.
+// waits_by_itself: the body starts before the kernel ahead has ended (programmatic dependent launch), and waits for
+// that kernel itself, in every block that does any work. It waits with grid_dependency_pass(), which also lets the next
+// kernel start as soon as there is room, or without letting it start (Launch::next_waits).
+//
+// For other bodies entry() waits before they run. It then also lets the next kernel start, but only if all blocks run
+// at the same time: with 49,152 blocks of one warp, the trigger alone took 60 us. With constant weights the next kernel
+// may start even earlier.
 KERNELS_DETECT(waits_by_itself, F::waits_by_itself)
 
-// When a kernel lets the next one begin, if that was launched programmatically: where its body says so or as it ends,
-// when the kernel ahead of itself has ended, or at once.
+// When a kernel lets a programmatically launched successor start: where its body says so (or at its end), after the
+// wait for its own predecessor, or at once.
 enum class NextBegins : uint8_t { as_body_says, behind_wait, at_once };
 
-// The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
+// The only __global__ function. A Body is a struct with Params, max_threads, registers, and a static device function
 // run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, NextBegins next) {
@@ -138,19 +144,19 @@ struct Launch {
   int threads = 1;
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
-  bool second = false;  // behind another kernel of the same call; may be scheduled before that one has ended
-  // Lets the next kernel begin only as this one ends; for those that take nearly all shared memory, ahead of one that
-  // reads by way of the L1. A multiprocessor keeps its division into shared memory and L1 as long as any block is on
-  // it, so that in a chain that never drains the kernels behind run with what is left for the L1. H200, Mistral-7B,
-  // 16,000 keys: the product behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
+  bool second = false;  // the second kernel of a call; it may start before the first one has ended
+  // Lets the next kernel start only when this one ends. For kernels that take nearly all shared memory and are followed
+  // by one that reads through the L1. A multiprocessor keeps its split between shared memory and L1 while any block is
+  // resident, so in a chain that never drains the following kernels run with a small L1. H200, Mistral-7B, 16,000 keys:
+  // the product behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
   bool next_waits = false;
 };
 
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
 constexpr int kPortableCluster = 8;
-constexpr bool kCapturesEarly = CUDART_VERSION >= 12030;  // whether graphs take programmatic launches
+constexpr bool kCapturesEarly = CUDART_VERSION >= 12030;  // whether graph capture supports programmatic launches
 
-// Makes a device the current one for as long as this lives.
+// Makes a device current while this object lives.
 class KERNELS_OF_THIS_LIBRARY CurrentDevice {
  public:
   explicit CurrentDevice(int device) : status_(from_cuda(cudaGetDevice(&before_))) {
@@ -171,8 +177,8 @@ class KERNELS_OF_THIS_LIBRARY CurrentDevice {
   Status status_;
 };
 
-// A kernel on a device, prepared for launches of a kind. Its address is part of the key: each translation unit may have
-// its own entry<Body>, while they share a list.
+// Identifies a kernel on a device, prepared for one kind of launch. The kernel's address is part of the key, as each
+// translation unit may have its own entry<Body>, while all share one list.
 struct KernelKey {
   const void* kernel;
   int device;
@@ -182,20 +188,20 @@ struct KernelKey {
            large_cluster == other.large_cluster;
   }
 };
-// What is kept of its image: the virtual architecture, the bytes of shared memory that it declares, and the registers
-// of a thread.
+// Cached facts of the loaded image: its virtual architecture, its static shared memory in bytes, and the registers of a
+// thread.
 struct KernelImage {
   int capability = 0, declared_shared = 0, registers = 0;
 };
 using PreparedKernels = Facts<KernelKey, KernelImage>;
-// Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the
-// current one.
+// Attributes are set once to the maximum that any launch may need, as all threads share them. The device must be
+// current.
 KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, KernelImage& image) {
   cudaFuncAttributes attributes;
   KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
   image = {attributes.ptxVersion, int(attributes.sharedSizeBytes), attributes.numRegs};
   if (key.much_shared) {
-    DeviceInfo whole;  // not what an Exec leaves of it
+    DeviceInfo whole;  // the device itself, not the part of it that an Exec may be limited to
     KERNELS_TRY(find_device(key.device, whole));
     const int most = whole.shared_per_block - image.declared_shared;
     KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)));
@@ -213,7 +219,8 @@ KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const K
   return {};
 }
 
-// Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
+// Fills a launch's configuration; `attributes` must outlive its use. early: programmatic launch, before the kernel
+// ahead has ended.
 KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early,
                                                             cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
@@ -237,7 +244,7 @@ KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, cons
   return config;
 }
 
-// How many clusters of this kind run at the same time on the device.
+// Key for the number of clusters of this kind that the device runs at the same time.
 struct ClusterKey {
   const void* kernel;
   int device, threads, cluster;
@@ -248,8 +255,8 @@ struct ClusterKey {
   }
 };
 
-// All that is asked of the runtime about a body's kernel. In a class, as functions and variables of a functor's type
-// with internal linkage cannot be the library's own themselves.
+// Everything that is asked of the runtime about a body's kernel. It is a class because functions and variables whose
+// type depends on a functor with internal linkage cannot have hidden visibility themselves.
 template <class Body>
 struct KERNELS_OF_THIS_LIBRARY KernelOf {
   static inline PreparedKernels prepared;
@@ -279,7 +286,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     int found = 0;
     const cudaError_t error = cudaOccupancyMaxActiveClusters(&found, &entry<Body>, &config);
     const Status counted = from_cuda(error);
-    if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // or else there are none
+    if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // otherwise none fit
     count = clusters_of.keep(key, found);
     return {};
   }
@@ -306,8 +313,8 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   }
 };
 
-// The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
-// it for a newer GPU. Tells whether cluster instructions are in it.
+// The virtual architecture of the kernel's loaded image: 80 for sm_80 code, even if the driver compiled it for a newer
+// GPU. Tells whether the image contains cluster instructions.
 template <class Body>
 Status image_architecture(const Exec& ex, int& capability) {
   KernelImage image;
@@ -316,8 +323,8 @@ Status image_architecture(const Exec& ex, int& capability) {
   return {};
 }
 
-// Whether the loaded image has code for the body, where only some architectures have any, which then takes most of its
-// registers. The virtual architecture of sm_90a does not tell it from sm_90.
+// Whether the loaded image has code for a body that only some architectures implement. An empty body uses few
+// registers, a real one most of its limit; the virtual architecture does not distinguish sm_90a from sm_90.
 template <class Body>
 Status has_code(const Exec& ex, bool& yes) {
   KernelImage image;

@@ -1,13 +1,13 @@
-// Heads that are not adjacent: where queries are read from, and results go to, in memory of any strides.
-//
+// Strided heads: queries and results whose heads and sequences have any strides in memory, and sources for norms of
+// heads.
 //   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));      // a sequence, or ragged ones
 //   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));
 //                                                                        // q_len rows of each sequence
 //
-// Rows and columns are what they always are, row b * q_len + i for query i of sequence b, column h * dim + c for column
-// c of head h; element (b, i, h, c) lies at p[b * batch_stride + i * token_stride + h * head_stride + c]. PyTorch's
-// (batch, heads, length, dim) has batch_stride, head_stride and token_stride = t.stride(0), t.stride(1) and
-// t.stride(2). Strides count elements; maps, rope() and other operations see nothing of them.
+// Row b * q_len + i is query i of sequence b; column h * dim + c is column c of head h. Element (b, i, h, c) is at p[b
+// * batch_stride + i * token_stride + h * head_stride + c]. Strides count elements. For PyTorch's (batch, heads,
+// length, dim), batch_stride, head_stride and token_stride are t.stride(0), t.stride(1) and t.stride(2). Maps, rope()
+// and other operations see only rows and columns, not the strides.
 #pragma once
 
 #include "core/arguments.h"
@@ -21,7 +21,7 @@ class Heads {
   Heads(int64_t dim, int64_t token_stride, int64_t head_stride)
       : dim_(dim), token_stride_(token_stride), head_stride_(head_stride) {}
 
-  // Sequences of so many rows, each batch_stride behind the one before.
+  // Sequences of `rows` rows each, batch_stride elements apart.
   Heads batches(int64_t rows, int64_t batch_stride) const {
     Heads out = *this;
     out.batched_ = true, out.batch_rows_ = rows, out.batch_stride_ = batch_stride;
@@ -30,7 +30,7 @@ class Heads {
 
   int64_t dim() const { return dim_; }
 
-  // There are fewer rows, and columns, than 2^32.
+  // Rows and columns are less than 2^32, so 32-bit division is enough.
   KERNELS_HD int64_t place(int64_t row, int64_t col) const {
     const uint32_t dim = uint32_t(dim_), head = uint32_t(col) / dim;
     int64_t at = head * head_stride_ + (uint32_t(col) - head * dim);
@@ -42,7 +42,7 @@ class Heads {
     return at + row * token_stride_;
   }
 
-  // The widest pack that stays in a head, and that address and strides allow.
+  // The widest pack that does not cross a head's end and that address and strides allow.
   template <class T>
   int max_pack(const T* p, int widest) const {
     return detail::pack_at(dim_, lesser(detail::aligned_pack(p, token_stride_, widest),
@@ -66,11 +66,11 @@ class Heads {
     }
     return {};
   }
-  // Of what is written: no two elements in the same place.
+  // For what is written: no two elements may be at the same address.
   template <class T>
   Status check_apart(int64_t rows, int64_t cols) const {
     KERNELS_TRY(check<T>(rows, cols));
-    // Of ragged sequences `rows` is only the most that there may be.
+    // With ragged sequences, `rows` is only an upper bound.
     const int64_t heads = cols / dim_,
                   tokens = batched_   ? batch_rows_
                            : rows > 1 ? 2
@@ -92,8 +92,8 @@ class Heads {
     return {};
   }
 
-  // Of what check() takes. Heads side by side, and sequences that follow each other like their rows, are what rows
-  // without heads are.
+  // For arguments that check() accepts. Adjacent heads, and sequences that follow each other like their rows, form a
+  // plain matrix.
   template <class T>
   detail::Plane plane(const T* p, int64_t rows, int64_t cols) const {
     const int64_t size = int64_t(sizeof(T)), heads = cols / dim_, tokens = batched_ ? lesser(rows, batch_rows_) : rows;
@@ -145,7 +145,7 @@ class HeadsLoad : public Functor {
 };
 
 namespace detail {
-// What DirectLoad reads, but not in one run: a head's end is followed by what may be far away.
+// Like DirectLoad, but a row is not contiguous: the next head may be far away.
 template <class T>
 struct Traits<HeadsLoad<T>> : Traits<DirectLoad<T>> {
   static constexpr bool lies_flat = false, rows_in_runs = false;
@@ -177,7 +177,8 @@ class HeadsStore : public Functor {
   Heads where_;
 };
 
-// What each head of a row reads alike: value(row, h * dim + c) = source(row, c). For the weights of a norm over heads.
+// A source that every head of a row reads alike: value(row, h * dim + c) = source(row, c). For the weights of a norm
+// over heads.
 template <class S>
 class EachHead : public Functor {
  public:
@@ -206,7 +207,7 @@ class EachHead : public Functor {
   int64_t dim_;
 };
 
-// A pointer means a row vector, of dim elements.
+// A pointer means a row vector of dim elements.
 template <class S>
 auto each_head(S source, int64_t dim) {
   static_assert(!detail::has_effects<S>,
@@ -214,10 +215,10 @@ auto each_head(S source, int64_t dim) {
   return EachHead<detail::source_t<S>>(detail::as_source(source), dim);
 }
 
-// Heads of a source, each divided by the root of the mean of its squares as it is read: queries on their way into
-// attention, normed_heads(k::load(q, ld), dim, 1e-6) | k::affine(k::each_head(weight, dim)) | rope. Whoever reads a
-// pack reads its whole head, from the nearest cache but for the first time; keys, and queries that are read often, are
-// better normalized by norm_heads().
+// RMSNorm of each head of a source while it is read (each head is divided by the root mean square of its values). For
+// queries on their way into attention: normed_heads(k::load(q, ld), dim, 1e-6) | k::affine(k::each_head(weight, dim)) |
+// rope. Each access to a pack reads its whole head again, from the nearest cache after the first time. Keys, and
+// queries that are read often, are better normalized once by norm_heads().
 template <class S>
 class NormedHeads : public Functor {
  public:
@@ -234,7 +235,8 @@ class NormedHeads : public Functor {
     if (!(eps_ >= 0)) return invalid("normed_heads: eps is negative or NaN");
     return detail::check_of(source_, rows, cols);
   }
-  // Others of the head may be read after a result is written there.
+  // element 0: an element is read for the other columns of its head too, which may happen after a result is written
+  // there.
   detail::Plane plane(int64_t rows, int64_t cols) const {
     detail::Plane all = detail::plane_of(source_, rows, cols);
     all.element = 0;
@@ -276,7 +278,7 @@ NormedHeads<S> normed_heads(S source, int64_t dim, double eps = 1e-5) {
   return {source, dim, eps};
 }
 
-// Heads side by side in the rows of a matrix, `heads` of dim columns, of which the first `normed` are normalized.
+// Rows of `heads` adjacent heads of dim columns; the first `normed` of them are normalized.
 struct HeadShape {
   int64_t tokens, heads, dim, normed;
 };
@@ -285,7 +287,7 @@ namespace detail {
 
 constexpr int kMaxHeadDim = 256;
 
-// Whether norm_heads() takes them.
+// Whether norm_heads() accepts these types; if not, a static_assert says why.
 template <class Source, class Sink, class Options>
 constexpr bool takes_heads() {
   static_assert(!std::is_arithmetic<Options>::value,

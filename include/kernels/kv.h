@@ -1,4 +1,4 @@
-// The keys and values that attention reads: where they lie, and of which type they are.
+// Views of the KV cache: where the keys and values that attention reads are in memory, and of which type they are.
 //
 //   auto kv = k::dense_kv(k::nhd(kp, capacity, heads, dim), k::nhd(vp, capacity, heads, dim), lengths);
 //   auto kv = k::ragged_kv(k::nhd(kp, tokens, heads, dim), k::nhd(vp, tokens, heads, dim), offsets);
@@ -7,25 +7,27 @@
 //   auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4, ...).scales(...),
 //                        lengths);
 //
-// A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at
-// each of them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, and calls hold them
-// to what they were told: the heads are the call's kv_heads, and a page, or a length that is one for all, fits a block.
-// strided() is any other order; strides count elements. K and V may differ in all of this, and in type: float, half,
-// bfloat16, float8_e4m3, float8_e5m2, int8, or 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in
-// multiples of 8.
+// Tensors. A tensor consists of blocks: the sequences of a batch, or the pages of a pool. A block holds positions, a
+// position holds heads, and the elements of a head are contiguous. nhd() and hnd() are the two usual orders; strided()
+// is any other, with strides in elements. Calls check that they fit what nhd() and hnd() were given: the number of
+// heads is the call's kv_heads, and a page, or a length given as a number, fits into a block.
 //
-// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1024 keys. Lengths, offsets and page
-// tables are int32 and lie in the memory that the call computes in: on the GPU they may change between two replays of a
+// Types. K and V may differ in layout and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or 4-bit
+// codes, Int4 or Uint4 of core/quant.h, eight in a 32-bit word. Strides of 4-bit tensors are multiples of 8.
+//
+// Lengths. One number for all sequences, or a pointer to one per sequence; up to 2^31 - 1024 keys. Lengths, offsets and
+// page tables are int32 in the memory space in which the call runs: on the GPU they may change between replays of a
 // graph.
 //
 // A view of your own derives from k::KvView and has
 //
-//   int64_t length(int64_t b) const                          the keys of sequence b, 2^31 - 1024 at most
-//   KvRun key(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
-//   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
-//                                                            float scale(i): what the codes in row i are multiplied by
-//   int alignment() const                                    optional: the bytes at whose multiples all rows of both
-//                                                            begin. With 16 they are read in wide accesses, without it
+//   int64_t length(int64_t b) const                          the number of keys of sequence b, at most 2^31 - 1024
+//   KvRun key(int64_t b, int64_t head, int64_t pos) const    a run of positions from pos on. Its members:
+//   KvRun value(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
+//                                                              count: the number of positions in the run
+//                                                              float scale(i): the factor of the codes in row i
+//   int alignment() const                                    optional: all rows of both begin at multiples of so many
+//                                                            bytes. With 16 they are read in wide accesses, without it
 //                                                            element by element
 //   Status check(batch, heads, dim, v_dim) const             optional
 #pragma once
@@ -39,11 +41,11 @@ KERNELS_BEGIN
 
 struct KvView : Functor {};
 
-// The most keys of a sequence: positions are 32-bit numbers on the GPU, those behind the last one that a tile has room
-// for as well.
+// The largest number of keys of a sequence. The GPU counts positions in 32 bits, including positions past the last key,
+// up to the end of its tile.
 constexpr int64_t kMostKeys = (int64_t(1) << 31) - 1024;
 
-// Positions that are at equal distances.
+// A run of positions with equal distances in memory.
 template <class Codes_, class Scale = Nothing>
 struct KvRun {
   using Codes = Codes_;
@@ -61,14 +63,14 @@ struct KvRun {
   }
 };
 
-// A position of a sequence: its block, its place there, and how many positions follow each other from it on.
+// A position of a sequence: its block, its place in the block, and how many contiguous positions begin there.
 struct KvSlot {
   int64_t block, place, count;
 };
 
 // ---- tensors -------------------------------------------------------------------------------------------------------
 
-// T: what p points to, const or not; Format: Int4 or Uint4 where p points to words, Nothing otherwise.
+// T: the type that p points to, const or not. Format: Int4 or Uint4 if p points to words of codes, otherwise Nothing.
 template <class T, class Format_ = Nothing, class Scale_ = Nothing>
 class KvTensor {
  public:
@@ -81,7 +83,7 @@ class KvTensor {
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
   static constexpr bool scaled = Run::scaled;  // KvRun says which types of scales there are
 
-  // Of a block, where that is known; strides alone do not tell.
+  // The sizes of a block, where known; strides alone do not tell.
   struct Extent {
     int64_t positions = 0, heads = 0, dim = 0;
   };
@@ -89,8 +91,8 @@ class KvTensor {
   KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride, const Extent& extent = {})
       : p_(p), strides_{block_stride, pos_stride, head_stride}, extent_(extent) {}
 
-  // element = code * scale; the scale of (block, position, head) is p[block * block_stride + position * pos_stride +
-  // head * head_stride]: strides 0, 0, 0 for one scale, 0, 0, 1 for one to a head. float or half, bfloat16.
+  // element = code * scale. The scale of (block, position, head) is p[block * block_stride + position * pos_stride +
+  // head * head_stride]: strides 0, 0, 0 mean one scale, 0, 0, 1 one for each head. S: float, half or bfloat16.
   template <class S>
   KvTensor<T, Format, S> scales(const S* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) const {
     KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2],
@@ -116,7 +118,7 @@ class KvTensor {
   KERNELS_HD Run run(const KvSlot& slot, int64_t head) const {
     return {{at(slot, head), strides_[1]}, slot.count, scales_ + scale_at(slot, head), scale_strides_[1]};
   }
-  // For those who write: where a head's elements begin, and the place of its scale.
+  // For writers: the address of a head's first element, and below the index of its scale.
   KERNELS_HD T* at(const KvSlot& slot, int64_t head) const {
     return p_ + (slot.block * strides_[0] + slot.place * strides_[1] + head * strides_[2]) / (words ? 8 : 1);
   }
@@ -124,10 +126,10 @@ class KvTensor {
     return slot.block * scale_strides_[0] + slot.place * scale_strides_[1] + head * scale_strides_[2];
   }
   KERNELS_HD const Scale* scale_data() const { return scales_; }
-  // Whether positions have scales of their own.
+  // Whether scales differ by position or block.
   bool scales_positions() const { return scale_strides_[1] != 0 || scale_strides_[0] != 0; }
 
-  // The widest pack that address and strides allow, in elements: for copies that want whole 16 bytes.
+  // The widest pack, in elements, that address and strides allow.
   int max_pack() const {
     int most = words ? 32 : 16 / int(sizeof(Element));
     for (const int64_t stride : strides_) {
@@ -137,7 +139,7 @@ class KvTensor {
     return most;
   }
 
-  // The positions and heads of a block, or 0.
+  // The number of positions and of heads in a block, or 0 if unknown.
   int64_t positions() const { return extent_.positions; }
   int64_t heads() const { return extent_.heads; }
 
@@ -161,7 +163,7 @@ class KvTensor {
     return {};
   }
 
-  // Of who finds the scales and writes them: heads and positions that share one would take it from each other.
+  // For calls that compute and write the scales: two heads or positions that share one would overwrite each other's.
   Status check_own_scales(int64_t heads, bool many_blocks) const {
     if (!scales_positions()) return invalid("append: the view has no scale for each position to be found");
     if (scale_strides_[1] == 0 && extent_.positions != 1)
@@ -185,7 +187,7 @@ class KvTensor {
   Extent extent_;
 };
 
-// Blocks of so many positions (of a page, or the capacity for each sequence), all heads of a position side by side.
+// Blocks of `positions` positions (of a page, or the capacity of a sequence); all heads of a position are adjacent.
 template <class T>
 KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) {
   return {p, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
@@ -194,7 +196,7 @@ template <class Format, class T>
 KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) {
   return {words, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
 }
-// All positions of a head side by side.
+// Blocks in which all positions of a head are adjacent.
 template <class T>
 KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) {
   return {p, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
@@ -214,7 +216,7 @@ KvTensor<T, Format> strided(T* words, int64_t block_stride, int64_t pos_stride, 
 
 // ---- where the positions of a sequence are -------------------------------------------------------------------------
 
-// One length for all sequences, an integer of any type, or p[b]. Lengths below 0 count as 0.
+// One length for all sequences, an integer of any type, or p[b] for sequence b. Negative lengths count as 0.
 class Lengths {
  public:
   template <class Integer, class = std::enable_if_t<std::is_integral<Integer>::value>>
@@ -229,9 +231,9 @@ class Lengths {
     if (all_ < 0) return invalid("kv: the length is negative");
     return all_ > kMostKeys ? unsupported("kv: the length exceeds 2^31 - 1024") : Status{};
   }
-  // What is known of the longest on the host: those behind a pointer are the device's.
+  // The length, if the host knows it; 0 for lengths behind a pointer, which are read on the device.
   int64_t known() const { return given_ ? 0 : all_; }
-  // How long any can be, as far as the host knows.
+  // An upper bound on every length, as far as the host knows.
   int64_t most() const { return given_ ? kMostKeys : all_; }
 
  private:
@@ -240,13 +242,13 @@ class Lengths {
   bool given_ = false;
 };
 
-// A block for each sequence.
+// Each sequence has its own block.
 struct Dense {
   Lengths lengths;
   KERNELS_HD int64_t length(int64_t b) const { return lengths(b); }
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
   Status check() const { return lengths.check(); }
-  // Of a sequence, where nhd() or hnd() was told of so many; strided() was not.
+  // Of a sequence: what nhd() or hnd() was given; unknown with strided().
   int64_t most_positions(int64_t positions) const { return positions > 0 ? positions : kMostKeys; }
   int64_t most_keys(int64_t positions) const { return lesser(lengths.most(), most_positions(positions)); }
   Status fits(int64_t positions) const {
@@ -256,7 +258,7 @@ struct Dense {
   }
 };
 
-// One block for all: sequence b has the positions from offsets[b] up to offsets[b + 1].
+// One block for all sequences: sequence b has positions offsets[b] to offsets[b + 1] - 1.
 struct Ragged {
   const int32_t* offsets;
   KERNELS_HD int64_t length(int64_t b) const { return greater<int64_t>(0, int64_t(offsets[b + 1]) - offsets[b]); }
@@ -270,7 +272,7 @@ struct Ragged {
   Status fits(int64_t) const { return {}; }
 };
 
-// Page i of sequence b is block table[b * ld + i]. Pages have any number of positions.
+// Page i of sequence b is block table[b * ld + i]. A page has any number of positions.
 struct Pages {
   const int32_t* table;
   int64_t ld;
@@ -299,7 +301,7 @@ struct Paged {
                ? invalid("kv: the length exceeds the positions of a row of the page table")
                : Status{};
   }
-  // With a stride of 0 all sequences have the same row, of as many pages as it takes.
+  // With ld 0 all sequences share one row, with as many pages as they need.
   int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
   int64_t most_keys(int64_t) const { return lesser(lengths.most(), most_positions(0)); }
   Status fits(int64_t positions) const {

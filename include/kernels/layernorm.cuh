@@ -7,7 +7,8 @@
 //   k::layernorm(stream, h, k::affine(gamma, beta) | k::store(y, ld), rows, cols,
 //                k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd));
 //
-// Welford's recurrence: no cancellation under a large mean. Shapes, types, aliasing, determinism: as in softmax.cuh.
+// Computed by Welford's recurrence: no cancellation under a large mean. Shapes, types, aliasing, determinism: as in
+// softmax.cuh.
 #pragma once
 
 #include "detail/row/engine.cuh"
@@ -21,8 +22,8 @@ Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows,
   return detail::run_rows(ex, options, in, out, rows, cols, policy).in("layernorm");
 }
 
-// As OneFlow has it: layernorm<Load, Store, float>(stream, load, store, rows, cols, eps, mean, inv_variance), where
-// inv_variance is 1 / sqrt(variance + eps), and null pointers mean not wanted.
+// OneFlow's signature: layernorm<Load, Store, float>(stream, load, store, rows, cols, eps, mean, inv_variance), where
+// inv_variance receives 1 / sqrt(variance + eps). A null pointer means that the result is not wanted.
 template <class Load, class Store, class Compute>
 Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
                  Compute* mean, Compute* inv_variance) {

@@ -1,21 +1,23 @@
-// Products of activations with weights: result(m, n) = sum over k of x(m, k) * w(n, k), fused with whatever comes
-// before and after.
+// Matrix products of activations with weights, fused with what comes before and after: result(m, n) = sum over k of
+// x(m, k) * w(n, k).
 //
 //   k::matmul(stream, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //
-// x has a row for each token, w one for each output; both are read along K. Any M, N up to 2^31 - 1, K up to 2^30, any
-// stride, any alignment. Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double
-// when x is).
+// x has a row for each token and w a row for each output; both are read along K. M and N up to 2^31 - 1, K up to 2^30,
+// any stride, any alignment. Sources for weights, gates and normalized inputs: weights.h.
 //
-// With float and double weights, and with one token where weights have 16 bits, all is multiplied in float or double.
-// Other products go through tensor cores: weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the
-// weights' 16-bit type, or for weights of 8 and 4 bits to the inputs' own or to half; where rows of weights are read in
-// one go (docs/matmul.md), what that leaves is multiplied as well. Maps on weights round them, too. Nothing is
-// allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+// Precision. Sums are made in float (double if x is double).
+// - Float and double weights, and 16-bit weights with one token, are multiplied in float or double on CUDA cores.
+// - All other products use tensor cores. Weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the
+//   weights' 16-bit type; with weights of 8 and 4 bits, to the inputs' own 16-bit type, or to half.
+// - The paths that read each row of weights in one go (docs/matmul.md) also multiply what this rounding removes.
+// - Maps on weights make the weights round as well.
 //
-// Where x or w is not 16-bit numbers in memory, a workspace (Exec::workspace) of matmul_workspace_bytes() makes
-// products of several tokens faster, up to ten times: a kernel ahead rounds x there once, and where it pays decodes w,
-// instead of every block that multiplies them. With room for x alone, x is.
+// Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+//
+// Workspace. If x or w is not 16-bit numbers in memory, a workspace (Exec::workspace) of matmul_workspace_bytes() makes
+// products of several tokens up to ten times faster: a kernel ahead rounds x there once, and decodes w where that pays,
+// instead of every block doing it. If the workspace has room for x only, only x is rounded ahead.
 #pragma once
 
 #include "core/matmul_plan.h"
@@ -24,8 +26,8 @@
 
 KERNELS_BEGIN
 
-// With kOnly, the kernels of one path alone, which take less time to compile: matmul<Path::gemv>(...) where there is
-// only ever one token, say, or matmul<Path::gemm>(...) with groups.
+// kOnly restricts the call to the kernels of one path, which compiles faster: matmul<Path::gemv>(...) if there is only
+// ever one token, for example, or matmul<Path::gemm>(...) with groups.
 template <Path kOnly = Path::automatic, class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
               const MatmulPolicy& policy = {}) {
@@ -39,7 +41,7 @@ Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const Matm
   return matmul<kOnly>(ex, x, w, out, shape, Groups{}, policy);
 }
 
-// 0 where a workspace gains nothing.
+// The workspace that such a call can use; 0 where it would gain nothing.
 template <class X, class W, class Out>
 size_t matmul_workspace_bytes(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
                               const Groups& groups = {}, const MatmulPolicy& policy = {}) {
@@ -50,7 +52,7 @@ size_t matmul_workspace_bytes(const Exec& ex, const X& x, const W& w, const Out&
   return status ? bytes : 0;
 }
 
-// What such a call does, and why not a faster way.
+// What such a call would do, and why not something faster.
 template <class X, class W, class Out>
 Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
                    const Groups& groups, const MatmulPolicy& policy, MatmulPlan& plan) {

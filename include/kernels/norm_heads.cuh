@@ -1,23 +1,24 @@
-// RMSNorm or LayerNorm of each head of new tokens, rotary positions, and to where attention reads them: one pass, one
-// launch.
+// norm_heads(): RMSNorm or LayerNorm of each head of new tokens, then rotary positions (RoPE), then the KV cache, in
+// one launch.
 //
 //   const auto q = k::affine(k::each_head(q_weight, dim)) | rope | k::store(qp, nq);
 //   const auto keys = k::affine(k::each_head(k_weight, dim)) | rope | k::append_keys(kv, at, dim);
 //   k::norm_heads(stream, k::load(qkv, nq + 2 * nk), k::qkv(q, nq, keys, nk, k::append_values(kv, at, dim), nk),
 //                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));
-//   // Qwen3's; Gemma-3 has one_plus(q_weight)
+//   // as in Qwen3; Gemma 3 has one_plus(q_weight)
 //
-// The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the
-// others (values) are not; all go by way of the sink's maps to the sink, which may be any: qkv() and what else comes
-// behind a product of queries, keys and values, in the same words. rope | sink turns pairs of either kind, and maps
-// before it (a norm's weight) see the true columns. The weights of the product ahead need no paired(). Scales of heads
-// in codes of 8 bits are found: append_keys(kv, at, dim, scales), and quantize(q, ld, scales, scales_ld, dim), whose
-// maps and rope then run twice for a head.
-// RmsNorm{}.rstd(p) gets tokens x normed numbers.
+// The source's rows are tokens; its columns are adjacent heads of dim columns. The first `normed` heads are normalized,
+// the others (values) are not. All heads pass through the sink's maps to the sink: qkv(), or any other sink that could
+// follow a product of queries, keys and values. rope | sink rotates pairs of either kind; maps in front of it (a norm's
+// weight) see the true columns. The weights of the preceding product do not need paired().
 //
-// dim: even, up to 256. In place is fine. A head is read once, into registers. Computed in the source's type, float or
-// double; rope in float. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives
-// the same bits.
+// Scales of heads in 8-bit codes are computed here: append_keys(kv, at, dim, scales), and quantize(q, ld, scales,
+// scales_ld, dim). The maps and rope of such a sink run twice for each head. RmsNorm{}.rstd(p) writes tokens x normed
+// numbers.
+//
+// dim is even, up to 256. In-place use is allowed. Each head is read once, into registers. Computed in the source's
+// compute type, float or double; rope in float. Nothing is allocated or synchronized: calls can be captured in a graph.
+// The same input gives the same bits.
 #pragma once
 
 #include "core/row_op.h"

@@ -1,5 +1,5 @@
-// OneFlow's doors and direct functors, over this library's: a file written for oneflow/core/cuda/softmax.cuh,
-// layer_norm.cuh or rms_norm.cuh compiles with this include instead, and its own functors are taken as they are
+// OneFlow's interface to softmax, LayerNorm and RMSNorm: a file written for oneflow/core/cuda/softmax.cuh,
+// layer_norm.cuh or rms_norm.cuh compiles with this include instead. The functors of such a file are accepted unchanged
 // (core/concepts.h).
 //
 //   namespace softmax = oneflow::cuda::softmax;
@@ -7,13 +7,13 @@
 //   softmax::DirectStore<float, half> store(y, cols);
 //   softmax::DispatchSoftmax<decltype(load), decltype(store), float>(stream, load, store, rows, cols);
 //
-// A load or store that is not const may change itself: each thread of the GPU then has a copy of its own, made bit by
-// bit, whose state it keeps from row to row and the caller does not get back. A load runs once for each element in rows
-// that fit the shared memory of a block, or on sm_90 of eight; in longer ones twice, unless it has a `reload`
-// (docs/from_oneflow.md).
+// Effects. A load or store that is not const may change itself. On the GPU each thread then has its own bitwise copy,
+// which keeps its state from row to row and is not returned to the caller. A load runs once for each element if the row
+// fits into the shared memory of a block (on sm_90, of eight blocks). With longer rows it runs twice, unless it has a
+// `reload` (docs/from_oneflow.md).
 //
-// Results are cudaError_t. Forward passes only; and of OneFlow's helpers those that functors use: Pack, PackType,
-// kWarpSize, DefaultComputeType. Do not include OneFlow's own header of the same name beside this one; other files of
+// Results are cudaError_t. Only forward passes are supported, and only the helpers that functors use: Pack, PackType,
+// kWarpSize, DefaultComputeType. A file must not include OneFlow's own header of the same name as well; other files of
 // the program may.
 #pragma once
 
@@ -58,7 +58,7 @@ struct GetPackType {
 template <typename T, int N>
 using PackType = typename GetPackType<T, N>::type;
 
-// N elements, and the same as one word.
+// N elements that can be accessed as one word.
 template <typename T, int N>
 union Pack {
   __device__ Pack() {}
@@ -66,7 +66,7 @@ union Pack {
   T elem[N];
 };
 
-// As wide as pointer and stride allow. Of the element types, DST is what the functor hands out.
+// As wide as pointer and stride allow. DST is the element type that the functor gives to its user.
 template <typename SRC, typename DST>
 struct DirectLoad : ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>> {
   static_assert(std::is_same<SRC, DST>::value || std::is_same<DST, ::kernels::compute_t<DST>>::value,
@@ -75,7 +75,7 @@ struct DirectLoad : ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>> {
   using Itself = DirectLoad;
   using ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>>::DirectLoad;
 
-  // For functors that call it.
+  // For functors that wrap this one.
   template <int N>
   __device__ void load(DST* dst, int64_t row, int64_t col) const {
     const auto values = this->template fetch<N>(row, col).unpack();
@@ -131,7 +131,7 @@ using doors::kWarpSize;
 using doors::Pack;
 using doors::PackType;
 
-// inv_variance receives 1 / sqrt(variance + epsilon). A null pointer means not wanted.
+// inv_variance receives 1 / sqrt(variance + epsilon). A null pointer means that the result is not wanted.
 template <typename LOAD, typename STORE, typename ComputeType>
 cudaError_t DispatchLayerNorm(cudaStream_t stream, LOAD load, STORE store, const int64_t rows, const int64_t cols,
                               const double epsilon, ComputeType* mean, ComputeType* inv_variance) {
@@ -151,7 +151,7 @@ using doors::kWarpSize;
 using doors::Pack;
 using doors::PackType;
 
-// inv_rms receives 1 / sqrt(mean of squares + epsilon). A null pointer means not wanted.
+// inv_rms receives 1 / sqrt(mean of squares + epsilon). A null pointer means that the result is not wanted.
 template <typename LOAD, typename STORE, typename ComputeType>
 cudaError_t DispatchRmsNorm(cudaStream_t stream, LOAD load, STORE store, const int64_t rows, const int64_t cols,
                             const double epsilon, ComputeType* inv_rms = nullptr) {

@@ -1,25 +1,26 @@
-// Sinks that write codes: of scales that are given, or found for groups of columns. quantize(p, ld, scales) with one
-// scale for each row, which is found, is in functor.h.
+// Quantizing sinks: they write codes with scales that are given, or that they compute for groups of columns.
+// quantize(p, ld, scales), which computes one scale for each row, is in functor.h.
 //
 //   k::copy(ex, in, k::quantize(q, ld, k::tensor_scale(s)), rows, cols);                    // one scale, given
 //   // one for each 128 columns, given
 //   k::copy(ex, in, k::quantize(q, ld, k::group_scales(s, cols / 128, 128)), rows, cols);
-//   // the same, found and written to s
+//   // one for each 128 columns, computed and written to s
 //   k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);
-//   // one for each row, found and written
+//   // one for each row, computed and written to s
 //   k::copy(ex, in, k::quantize(q, ld, s), rows, cols);
-//   // behind a row operation, where scales that are found may stand as well
+//   // behind a row operation, with scales of any of these kinds
 //   k::rmsnorm(ex, in, k::affine(gamma) | k::quantize(q, ld, s, cols / 128, 128), rows, cols);
 //
-// Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such
-// codes, here the other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to
-// nearest even; what is too large becomes the largest code, and with a scale of 0 finite values count as 0. Codes:
-// int8_t, float8_e4m3, float8_e5m2.
+// Codes: int8_t, float8_e4m3, float8_e5m2.
 //
-// A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity
-// makes the scale what it is, so that no code of the group means a finite number. It is written as float, half or
-// bfloat16, whatever s points to, and codes are made with what that rounds to. As half it is at least 2^-24 and at most
-// 65504, with what is too large for the codes then as the largest of them.
+// Given scales are those of dequant() in weights.h, which reads such codes back; they are read from the memory space in
+// which the call runs. A code is value * (1 / scale), plus the zero point if there is one, rounded to nearest even.
+// Values beyond the codes become the largest code. With a scale of 0, finite values count as 0.
+//
+// A computed scale is largest |value| / largest code. It is at least 2^-126, or 0 if all values are 0. It is written as
+// float, half or bfloat16, the type that s points to, and codes are computed with the rounded scale. As half it is at
+// least 2^-24 and at most 65504; values too large for that become the largest code. A NaN or an infinity makes the
+// scale NaN or infinite, so that no code of the group dequantizes to a finite number.
 #pragma once
 
 #include "weights.h"
@@ -71,7 +72,7 @@ class QuantizeBy : public Functor {
   }
 
  private:
-  // Of a subnormal scale there may be no reciprocal.
+  // A subnormal scale may not have a finite reciprocal.
   static KERNELS_HD float bounded(float x) {
     const float most = largest<float>();
     return x > most ? most : x < -most ? -most : x;
@@ -88,8 +89,8 @@ auto quantize(T* q, int64_t ld, Scales<U, Zero> scales) {
   else return QuantizeBy<int8_t, Scales<U, Zero>>(nullptr, ld, scales);
 }
 
-// Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy()
-// and row operations show it the values of a group before it writes their codes.
+// Computes a scale for each group of columns and writes it to scales[row * scales_ld + col / group]. copy() and row
+// operations show this sink the values of a group before it writes their codes.
 template <class T, class S>
 class QuantizeGroups : public Functor {
  public:
@@ -130,7 +131,7 @@ class QuantizeGroups : public Functor {
   int group_;
 };
 
-// Groups of any number of columns; the last of a row may have fewer. Powers of two from 16 on are the fastest.
+// A group has any number of columns; the last of a row may have fewer. Powers of two from 16 on are fastest.
 template <class T, class S>
 auto quantize(T* q, int64_t ld, S* scales, int64_t scales_ld, int group) {
   if constexpr (detail::takes_codes<T>() && detail::takes_found_scales<S>())

@@ -1,4 +1,4 @@
-// Matrices of 4-bit codes as GPTQ's and AWQ's checkpoints have them, put into the order of uint4() once, on the host.
+// repack(): converts 4-bit matrices of GPTQ and AWQ checkpoints into the layout of uint4(), once, on the host.
 //
 //   // qweight, qzeros and scales of a layer of N outputs and K inputs, as they lie in the file
 //   k::GptqMatrix<k::half> file{qweight, qzeros, scales, N, K, 128};  // or AwqMatrix
@@ -7,11 +7,11 @@
 //   std::vector<uint8_t> z(N * K / 128);
 //   k::Status status = k::repack(file, {words.data(), s.data(), z.data()});
 //
-//   // the weights of a product, where these lie on the device as p_words, p_s and p_z
+//   // the weights of a product, with these arrays on the device as p_words, p_s and p_z
 //   k::dequant(k::uint4(p_words, K), k::group_scales(p_s, K / 128, 128).zeros(p_z))
 //
-// No bit is lost: a weight is (code - zero) * scale there and here. Matrices of other outputs may follow in one memory,
-// as stacked() and experts() want them: rows are whole.
+// The conversion is exact: a weight is (code - zero) * scale in both layouts. Rows of the result are contiguous, so
+// further matrices can follow in the same memory, as stacked() and experts() expect.
 #pragma once
 
 #include "core/quant.h"
@@ -19,22 +19,21 @@
 
 KERNELS_BEGIN
 
-// codes: qweight, [cols / 8, rows], eight columns of an output in a word; zeros: qzeros, [groups, rows / 8], eight
-// outputs in a word; scales: [groups, rows]. All lie without gaps. A group is so many columns, or all of them.
+// codes: qweight, [cols / 8, rows], a word has eight columns of an output. zeros: qzeros, [groups, rows / 8], a word
+// has eight outputs. scales: [groups, rows]. All are contiguous. group: the number of columns in a group.
 template <class S>
 struct GptqMatrix {
   const uint32_t *codes, *zeros;
   const S* scales;
   int64_t rows, cols;
   int group;
-  // What is missing from each zero in the file: 1, or 0 where the checkpoint_format is gptq_v2.
+  // What the file subtracted from each zero: 1, or 0 if the checkpoint_format is gptq_v2.
   int missing = 1;
-  // g_idx, if there is one: the group of each column. Groups whose columns do not stand together (desc_act) are
-  // refused.
+  // g_idx, if the file has it: the group of each column. Groups whose columns are not adjacent (desc_act) are refused.
   const int32_t* group_of_column = nullptr;
 };
 
-// codes: qweight, [cols, rows / 8], eight outputs of a column in a word; zeros: qzeros, [groups, rows / 8], alike;
+// codes: qweight, [cols, rows / 8], a word has eight outputs of a column. zeros: qzeros, [groups, rows / 8], likewise.
 // scales: [groups, rows].
 template <class S>
 struct AwqMatrix {
@@ -44,7 +43,7 @@ struct AwqMatrix {
   int group;
 };
 
-// What becomes of it: words of `cols` codes for each row, scales and zeros of `cols / group` groups for each row.
+// The result: words with `cols` codes for each row, and scales and zeros of `cols / group` groups for each row.
 template <class S>
 struct Uint4Matrix {
   uint32_t* words;
@@ -53,7 +52,7 @@ struct Uint4Matrix {
 };
 
 namespace detail {
-// word(eight columns, row) gives a word, as word_of_codes() does, and zero(group, row) a zero.
+// word(first of eight columns, row) returns a word as word_of_codes() makes it; zero(group, row) returns a zero point.
 template <class File, class S, class F, class Zero>
 Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Zero& zero) {
   const int64_t rows = from.rows, cols = from.cols, group = from.group;
@@ -72,7 +71,7 @@ Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Z
   KERNELS_TRY(
       check_pointer(to.scales, "scales to write: the pointer is null", "scales to write: the pointer is not aligned"));
   KERNELS_TRY(check_pointer(to.zeros, "zeros to write: the pointer is null", ""));
-  constexpr int64_t kTogether = 64;  // rows: what of a file's row of words is read at a time, and written far apart
+  constexpr int64_t kTogether = 64;  // rows read together: reads are contiguous, writes scattered
   const int64_t words = cols / 8, groups = cols / group;
   for (int64_t first = 0; first < rows; first += kTogether) {
     const int64_t end = first + kTogether < rows ? first + kTogether : rows;
@@ -89,7 +88,7 @@ Status repack(const File& from, const Uint4Matrix<S>& to, const F& word, const Z
   return {};
 }
 
-// Where the code of an output stands among the eight of AWQ's word.
+// The bit position of an output's code in AWQ's word of eight.
 constexpr int awq_shift(int64_t row) { return 4 * (int(row % 2) * 4 + int(row % 8) / 2); }
 }  // namespace detail
 
@@ -106,7 +105,7 @@ Status repack(const GptqMatrix<S>& from, const Uint4Matrix<S>& to) {
              from, to, [&](int64_t w, int64_t row) { return word_of_codes(from.codes[w * from.rows + row]); },
              [&](int64_t g, int64_t row) {
                const uint32_t zero = from.zeros[g * (from.rows / 8) + row / 8] >> (4 * (row % 8)) & 15u;
-               return uint8_t((zero + uint32_t(from.missing)) & 15u);  // 15 stands for -1, that of a zero of 0
+               return uint8_t((zero + uint32_t(from.missing)) & 15u);  // a stored 15 means -1, the zero point 0
              })
       .in("repack");
 }

@@ -2,7 +2,7 @@
 //
 //   k::rmsnorm(stream, k::load(x, ld), k::affine(gamma) | k::store(y, ld), rows, cols, k::RmsNorm{}.eps(1e-6));
 //
-// The model families differ in what follows the division; each is a composition:
+// The model families differ in what follows the normalization; each is a composition:
 //   Llama, Mistral         k::affine(weight) | ...
 //   Hugging Face's Llama   k::round_to<half>() | k::affine(weight) | ...      (casts before it multiplies)
 //   Gemma                  k::affine(k::one_plus(weight)) | ...
@@ -21,8 +21,8 @@ Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, i
   return detail::run_rows(ex, options, in, out, rows, cols, policy).in("rmsnorm");
 }
 
-// As OneFlow has it: rmsnorm<Load, Store, float>(stream, load, store, rows, cols, eps, inv_rms), where inv_rms is
-// 1 / sqrt(mean of squares + eps), and a null pointer means not wanted.
+// OneFlow's signature: rmsnorm<Load, Store, float>(stream, load, store, rows, cols, eps, inv_rms), where inv_rms
+// receives 1 / sqrt(mean of squares + eps). A null pointer means that the result is not wanted.
 template <class Load, class Store, class Compute>
 Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
                Compute* inv_rms) {

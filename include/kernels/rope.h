@@ -1,4 +1,4 @@
-// Rotary positions: pairs of columns of each head are turned by an angle, position * frequency of the pair.
+// Rotary positions (RoPE): pairs of columns of each head are rotated by position * frequency of the pair.
 //
 //   k::rope_frequencies(f.data(), 128, 5e5);            // on the host, once; copy it where calls compute
 //   auto rope = k::rope(positions, f, 128);
@@ -7,17 +7,19 @@
 //             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk,
 //                    k::append_values(kv, at, 128), nk), {M, N, K});       // append.h
 //
-// Rows are tokens, row r at positions[r]; columns are heads of head_dim, side by side. Pairs are half a rotary
-// dimension apart (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the
-// first n columns of a head only. Angles are products of floats, sine and cosine good to float.
+// Rows are tokens, row r at positions[r]; columns are adjacent heads of head_dim. By default the two columns of a pair
+// are half a rotary dimension apart (GPT-NeoX, Llama in Hugging Face's form); with .interleaved() they are adjacent.
+// .rotary_dim(n) rotates only the first n columns of a head. Angles are products of floats; sine and cosine have float
+// precision.
 //
-// A map sees columns that are adjacent, and the other one of a pair may be half a head away:
+// A map sees adjacent columns only, but the partner of a column may be half a head away. Therefore rope is not an
+// ordinary map:
 //
-//   source | rope   reads both: each element once as itself and once as the other of its pair. Not in place.
-//   rope | sink     is for products, which make each column once. The weights' rows are read in another order,
-//                   paired(w, rope), so that the columns of a pair come out side by side; the sink turns them and puts
-//                   them where they belong. Maps before rope (a bias) see the true columns. Such a sink takes packs of
-//                   2 or more at even columns.
+//   source | rope   reads both columns of a pair: each element is read twice, once for each result. Not in place.
+//   rope | sink     is for products, which compute each column once. paired(w, rope) reads the rows of weights in an
+//                   order that makes the two columns of a pair adjacent; the sink rotates them and writes them to their
+//                   true columns. Maps before rope (a bias) see the true columns. Such a sink takes packs of 2 or more
+//                   at even columns.
 #pragma once
 
 #include <cmath>
@@ -28,20 +30,21 @@ KERNELS_BEGIN
 
 // ---- frequencies: on the host --------------------------------------------------------------------------------------
 
-// frequencies[i] = theta^(-2 i / rotary_dim), for i below rotary_dim / 2.
+// frequencies[i] = theta^(-2 i / rotary_dim), for i < rotary_dim / 2.
 inline void rope_frequencies(float* frequencies, int rotary_dim, double theta) {
   for (int i = 0; i < rotary_dim / 2; ++i) frequencies[i] = float(std::pow(theta, -2.0 * i / rotary_dim));
 }
-// Positions divided by `factor`.
+// Position interpolation: positions divided by `factor`.
 inline void rope_frequencies_linear(float* frequencies, int rotary_dim, double theta, double factor) {
   rope_frequencies(frequencies, rotary_dim, theta);
   for (int i = 0; i < rotary_dim / 2; ++i) frequencies[i] = float(double(frequencies[i]) / factor);
 }
-// The base grows with the context: NTK-aware scaling.
+// NTK-aware scaling: the base grows with the context.
 inline void rope_frequencies_ntk(float* frequencies, int rotary_dim, double theta, double factor) {
   rope_frequencies(frequencies, rotary_dim, theta * std::pow(factor, rotary_dim / double(rotary_dim - 2)));
 }
-// Llama 3: slow pairs are scaled, fast ones kept, those between blended.
+// Llama 3: pairs with fewer than `low` turns over the original context are scaled, those with more than `high` are
+// kept, and those in between are interpolated.
 inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double theta, double factor, double low,
                                     double high, double context) {
   for (int i = 0; i < rotary_dim / 2; ++i) {
@@ -50,8 +53,8 @@ inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double t
     frequencies[i] = float((1 - keep) * f / factor + keep * f);
   }
 }
-// YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` kept, with
-// a ramp over the pairs between. Returns the amplitude that goes with it, for rope().amplitude().
+// YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` are kept,
+// with a ramp between them. Returns the matching factor for rope().amplitude().
 inline float rope_frequencies_yarn(float* frequencies, int rotary_dim, double theta, double factor, double context,
                                    double fast = 32, double slow = 1) {
   const auto pair_of = [=](double turns) {
@@ -86,7 +89,7 @@ class Rope : public Functor {
 
   Rope rotary_dim(int n) const { Rope out = *this; out.rotary_dim_ = n; return out; }
   Rope interleaved() const { Rope out = *this; out.interleaved_ = true; return out; }
-  // What sine and cosine are multiplied by (YaRN).
+  // A factor of sine and cosine (YaRN).
   Rope amplitude(float a) const { Rope out = *this; out.amplitude_ = a; return out; }
 
   template <class S>
@@ -119,14 +122,14 @@ class Rope : public Functor {
   KERNELS_HD int in_head(int64_t col) const { return int(heads_.remainder(static_cast<uint32_t>(col))); }
   KERNELS_HD bool turns(int in_head) const { return in_head < rotary_dim_; }
   KERNELS_HD bool pairs_are_neighbours() const { return interleaved_; }
-  // So many columns lie on one side of everything that matters.
+  // The widest pack, up to `most`, that never crosses the end of a head, of its rotary part, or of a half of that.
   int pack_within(int most) const {
     const int unit = interleaved_ ? rotary_dim_ : rotary_dim_ / 2;
     while (most > 1 && (unit % most != 0 || head_dim_ % most != 0)) most /= 2;
     return most;
   }
 
-  // The angles of a row's pairs from `pair` on.
+  // Sine and cosine for N pairs of a row, from `pair` on.
   template <int N>
   struct Angles {
     float sine[N], cosine[N];
@@ -139,7 +142,7 @@ class Rope : public Functor {
     for (int i = 0; i < N; ++i) sin_cos(position * frequencies_[pair + i], out.sine[i], out.cosine[i]);
     return out;
   }
-  // (x, y) becomes (x cos - y sin, y cos + x sin).
+  // Rotates: (x, y) becomes (x cos - y sin, y cos + x sin).
   template <int N>
   KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, const Angles<N>& by) const {
     KERNELS_UNROLL
@@ -163,14 +166,15 @@ class Rope : public Functor {
   bool interleaved_ = false;
 };
 
-// positions: one for each row; frequencies: rotary_dim / 2 of them. Both in the memory that the call computes in.
+// positions: one for each row. frequencies: rotary_dim / 2 numbers. Both are in the memory space in which the call
+// runs.
 inline Rope rope(const int32_t* positions, const float* frequencies, int head_dim) {
   return {positions, frequencies, head_dim};
 }
 
 namespace detail {
 
-// (a0 a1 a2 a3) as (a0 a2) and (a1 a3), and back.
+// Splits (a0 a1 a2 a3) into (a0 a2) and (a1 a3); zipped() is the inverse.
 template <int N>
 KERNELS_HD void unzip(const Pack<float, N>& v, Pack<float, N / 2>& even, Pack<float, N / 2>& odd) {
   KERNELS_UNROLL
@@ -204,7 +208,7 @@ class RotatedSource : public Functor {
     return detail::check_of(source_, rows, cols);
   }
 
-  // The other one of a pair may be read after a result is written there.
+  // element 0: an element is read for its partner too, which may happen after a result is written there.
   detail::Plane plane(int64_t rows, int64_t cols) const {
     detail::Plane all = detail::plane_of(source_, rows, cols);
     all.element = 0;
@@ -247,7 +251,7 @@ class RotatedSource : public Functor {
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
 
  private:
-  // The columns that these are paired with; themselves where they need not be read.
+  // The partner columns of a pack, or `col` itself if it needs no other columns.
   template <int N>
   KERNELS_HD int64_t other(int64_t col) const {
     const int at = rope_.in_head(col);
@@ -276,7 +280,7 @@ class RotatingSink : public Functor {
 
   static constexpr int widest = 16;
   static constexpr bool wants_pairs = true;
-  // The two halves of a pack go to two places, unless pairs are neighbours.
+  // The two halves of a pack go to two places, unless pairs are adjacent.
   int max_pack() const {
     const int most = lesser(detail::max_pack_of(before_), detail::max_pack_of(sink_)),
               pair_pack = rope_.interleaved().pack_within(widest);
@@ -300,7 +304,8 @@ class RotatingSink : public Functor {
     return {map, rope_, end};
   }
 
-  // A pair's two columns, the angle between them, and what the map before and the sink behind know of either.
+  // For one pair: its two columns, the angle, and what the maps before rope and the sink behind it prepare for each
+  // column.
   struct Prepared {
     using Operands = decltype(detail::fetch_operands<1>(std::declval<const M&>(), 0, 0));
     using Place = decltype(detail::prepare<1>(std::declval<const S&>(), 0, 0));
@@ -336,7 +341,7 @@ class RotatingSink : public Functor {
   template <int N>
   KERNELS_HD void store(const Pack<float, N>& v, int64_t row, int64_t col) const {
     if constexpr (N == 1) {
-      // One of a pair is not enough: an engine that comes here breaks the contract, and must not go unnoticed.
+      // A single column cannot be rotated. An engine that gets here breaks the contract; NaN makes that visible.
       detail::put(sink_, v * (infinity<float>() - infinity<float>()), row, col);
     } else if constexpr (N == 2) {
       store(v, prepare<2>(row, col), row, col);
@@ -346,7 +351,7 @@ class RotatingSink : public Functor {
   }
 
  private:
-  // All of them pairs, or none.
+  // The columns of v are all pairs, or none is.
   template <int N>
   KERNELS_HD void turn(const Pack<float, N>& v, int64_t row, int64_t col) const {
     const int at = rope_.in_head(col);
@@ -357,7 +362,7 @@ class RotatingSink : public Functor {
       rope_.turn(x, y, row, at / 2);
       return detail::put(sink_, detail::zipped(x, y), row, col);
     }
-    if (!rope_.turns(at)) {  // by halves, as those that turn: the sink need not take more at once
+    if (!rope_.turns(at)) {  // in halves, as for rotated pairs: the sink need not accept more at once
       KERNELS_UNROLL
       for (int i = 0; i < N / 2; ++i) x.v[i] = v.v[i], y.v[i] = v.v[N / 2 + i];
       detail::put(sink_, mapped(x, row, col), row, col);
@@ -389,7 +394,7 @@ Paired<S> paired(S source, const Rope& rope) {
   static_assert(detail::is_source<S>, "paired() takes a source of weights");
   return {source, rope.head_dim(), rope.pairs_are_neighbours() ? 0 : rope.half()};
 }
-// Those of values, as they are, for stacked() beside paired(): its sources are of one type.
+// Weights of values, unchanged, for use in stacked() beside paired(): its sources have one type.
 template <class S>
 Paired<S> plain(S source) {
   static_assert(detail::is_source<S>, "plain() takes a source of weights");

@@ -1,12 +1,12 @@
-// Routing for mixtures of experts: which experts each token goes to, and rows in the order of their experts.
+// Routing for mixtures of experts: chooses each token's experts, and sorts rows by expert.
 //
 //   k::route(stream, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());
 //   k::sort_by_expert(stream, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
 //
-// router.h says what they mean, and what reads and adds up the rows; docs/router.md shows a whole layer. Logits may be
-// of any type and come through any maps. Up to 512 experts and 32 choices. One launch each, and one more to sort more
-// than 16,384 choices. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the
-// same bits.
+// router.h defines ids, weights, offsets, order and places, and has the sources that read rows in the sorted order and
+// sum them up; docs/router.md shows a whole layer. Logits are a source of any type, with any maps. Up to 512 experts
+// and 32 choices for each token. Each call is one launch; sorting more than 16,384 choices takes two. Nothing is
+// allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
 #pragma once
 
 #include "core/arguments.h"
@@ -40,7 +40,7 @@ template <class Logits>
 }
 
 namespace detail {
-// How choices are shared out: so many for a block.
+// How many blocks share the choices, and how many each gets.
 struct SortPlan {
   int64_t blocks = 1, each = 0;
   explicit SortPlan(int64_t choices) {
@@ -51,7 +51,7 @@ struct SortPlan {
 };
 }  // namespace detail
 
-// 0 up to 16,384 choices.
+// The workspace of sort_by_expert(); 0 for up to 16,384 choices.
 inline size_t sort_workspace_bytes(const RouterShape& shape) {
   if (shape.tokens < 1 || shape.top_k < 1 || shape.experts < 1 || shape.tokens > INT32_MAX / shape.top_k) return 0;
   const int64_t blocks = detail::SortPlan(shape.tokens * shape.top_k).blocks;

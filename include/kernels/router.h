@@ -1,5 +1,5 @@
-// What a mixture of experts needs around its products: which experts a token goes to, and rows in the order of their
-// experts.
+// The parts of a mixture of experts around its products: choosing experts for each token, sorting rows by expert, and
+// summing the experts' results.
 //
 //   k::route(ex, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());      // router.cuh
 //   k::sort_by_expert(ex, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
@@ -11,9 +11,9 @@
 //   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D),
 //           tokens, D);
 //
-// ids and weights have top_k entries for each token, the best choice first. An id of -1 does not count: it is of
-// another device's expert, or of a token that is dropped. Few tokens need no sorting: experts() and mixed() in
-// weights.h take ids and weights as they are.
+// ids and weights have top_k entries for each token, the best choice first. An id of -1 is skipped: it stands for an
+// expert on another device, or for a dropped token. Calls with few tokens need no sorting: experts() and mixed() in
+// weights.h take ids and weights directly.
 //
 // Sources       combined(source, places, weights, top_k); gathered(source, order, top_k) is in weights.h
 #pragma once
@@ -23,50 +23,54 @@
 
 KERNELS_BEGIN
 
-// Logits of tokens x experts; top_k choices for each token.
+// Logits are tokens x experts; each token gets top_k choices.
 struct RouterShape {
   int64_t tokens, experts, top_k;
 };
 
 constexpr int kMaxExperts = 512, kMaxTopK = 32, kMaxExpertGroups = 32;
 
-// How a group of experts is scored: by its best one (DeepSeek-V2), or by the sum of its two best (DeepSeek-V3).
+// How a group of experts is scored: by its best expert (DeepSeek-V2), or by the sum of its two best (DeepSeek-V3).
 enum class GroupScore { largest, two_largest };
 
 namespace detail {
 enum class Scores { softmax, sigmoid, softmax_of_chosen };
 }  // namespace detail
 
-// Mixtral and Qwen: Router{}.renormalize(). GPT-OSS: Router{}.softmax_of_chosen(). DeepSeek-V2: Router{}.groups(8,
-// 3).scale(16). DeepSeek-V3: Router{}.sigmoid().bias(p).groups(8, 4, GroupScore::two_largest).renormalize().scale(2.5).
+// The routing rule. Presets:
 //
-// A token's experts are the top_k with the largest score + bias, of those in the groups that are kept; of equals the
-// one with the lower number. NaN is less than every number. A token's weights are its experts' scores without the bias.
-// Where neither a bias nor two_largest needs the scores, experts are chosen by their logits, which order them the same
-// way and do not depend on how a machine rounds exp.
+//   Mixtral, Qwen   Router{}.renormalize()
+//   GPT-OSS         Router{}.softmax_of_chosen()
+//   DeepSeek-V2     Router{}.groups(8, 3).scale(16)
+//   DeepSeek-V3     Router{}.sigmoid().bias(p).groups(8, 4, GroupScore::two_largest).renormalize().scale(2.5)
 //
-// -infinity is a logit that an expert is masked with: its weight is 0. Weights are never NaN where logits are finite or
-// -infinity: scores that are all 0 stay 0. A NaN or +infinity makes all weights of a softmax NaN; a sigmoid of NaN is
-// NaN, and chosen last.
+// A token's experts are the top_k with the largest score + bias among the groups that are kept; of equal ones the lower
+// index comes first, and NaN is less than every number. A token's weights are the scores of its experts, without the
+// bias. Unless a bias or two_largest needs scores, experts are compared by their logits: the order is the same, and
+// does not depend on how a machine rounds exp.
+//
+// A logit of -infinity masks an expert: its weight is 0. Weights are not NaN if all logits are finite or -infinity:
+// scores that are all 0 stay 0. A NaN or +infinity makes all weights of a softmax NaN. The sigmoid of a NaN is NaN and
+// is chosen last.
 class Router {
  public:
   Router& softmax() { return scores(detail::Scores::softmax); }  // over all experts: the default
   Router& sigmoid() { return scores(detail::Scores::sigmoid); }
-  // Over the chosen logits alone. Scores are the logits themselves until then.
+  // Softmax over the chosen logits only. Experts are chosen by their logits.
   Router& softmax_of_chosen() { return scores(detail::Scores::softmax_of_chosen); }
-  // Weights are divided by their sum, and then multiplied by the factor.
+  // renormalize() divides weights by their sum; scale() multiplies them after that.
   Router& renormalize(bool on = true) { renormalize_ = on; return *this; }
   Router& scale(float factor) { scale_ = factor; return *this; }
-  // One for each expert, in the memory that the call computes in.
+  // One float for each expert, in the memory space in which the call runs.
   Router& bias(const float* p) { bias_ = p, biased_ = true; return *this; }
-  // Experts lie in `count` groups of equal size, one after the other, and only those in the `kept` groups with the
-  // largest score can be chosen; of equals the group with the lower number.
+  // Experts form `count` groups of equal size, in order of index. Only experts of the `kept` groups with the largest
+  // score can be chosen; of equal groups the lower index comes first.
   Router& groups(int count, int kept, GroupScore by = GroupScore::largest) {
     groups_ = count, kept_ = kept, by_ = by;
     return *this;
   }
-  // Ids count from expert `first`; a choice of one that is not among the `count` from there on gets id -1 and weight 0.
-  // What a device needs that has these experts' weights.
+  // For expert parallelism: this device has the weights of experts [first, first + count). Ids are relative to `first`;
+  // other experts get id -1 and weight 0.
   Router& local(int first, int count) { first_ = first, count_ = count, local_ = true; return *this; }
 
   Status check(const RouterShape& shape) const {
@@ -94,19 +98,19 @@ class Router {
     return {};
   }
 
-  // The rest is for those who compute.
+  // The members below are for the engines.
   KERNELS_HD bool renormalizes() const { return renormalize_; }
   KERNELS_HD bool softmax_of_all() const { return scores_ == detail::Scores::softmax; }
   KERNELS_HD bool chosen_alone() const { return scores_ == detail::Scores::softmax_of_chosen; }
   KERNELS_HD int group_count() const { return kept_ < groups_ ? groups_ : 1; }
   KERNELS_HD int groups_kept() const { return kept_; }
   KERNELS_HD bool by_two() const { return by_ == GroupScore::two_largest; }
-  // largest, sum: those of the token's softmax.
+  // largest, sum: of the token's softmax.
   KERNELS_HD float score(float logit, float largest, float sum) const {
     if (scores_ == detail::Scores::sigmoid) return kernels::sigmoid(logit);
     return scores_ == detail::Scores::softmax ? share(risen(logit, largest), sum) : logit;
   }
-  // What an expert is chosen by.
+  // The key by which experts are compared.
   KERNELS_HD float merit(float logit, int expert, float largest, float sum) const {
     if (!needs_scores()) return logit;
     const float s = score(logit, largest, sum);
@@ -136,8 +140,8 @@ class Router {
 
 namespace detail {
 
-// A number that orders floats as they are: NaN below all, and -0 as 0. 0 is less than that of any float: for what is
-// out of the choice.
+// An integer with the order of the floats: NaN below everything, -0 equal to 0. Rank 0 is below the rank of every
+// float: it marks what cannot be chosen.
 KERNELS_HD uint32_t rank_of(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), size = bits & 0x7fffffffu;
   if (size > 0x7f800000u) return 1;
@@ -165,18 +169,19 @@ Status check_route(const Logits& logits, const int32_t* ids, const float* weight
 
 // ---- rows in the order of their experts ----------------------------------------------------------------------------
 
-// Choice i of token t has the number t * top_k + i. All three are written, in the memory that the call computes in:
-//   offsets   experts + 1: expert e has the rows offsets[e] to offsets[e + 1] - 1, as Groups takes them
-//   order     tokens x top_k: the number of the choice that each row belongs to, in rising order for each expert;
-//             behind the last row -1
-//   places    tokens x top_k: the row of each choice, or -1
+// The result of sort_by_expert(). Choice i of token t has index t * top_k + i. All three arrays are written, in the
+// memory space in which the call runs:
+//   offsets   experts + 1 entries: expert e has rows offsets[e] to offsets[e + 1] - 1, as Groups expects
+//   order     tokens x top_k entries: for each row the index of its choice, ascending within an expert; -1 after
+//             the last row
+//   places    tokens x top_k entries: for each choice its row, or -1
 struct ExpertOrder {
   int32_t *offsets, *order, *places;
 };
 
 namespace detail {
 
-// ids: of tokens x top_k choices; those that are no expert's number (-1) get no row.
+// ids: tokens x top_k choices. An id that is not an expert's (-1) gets no row.
 inline Status check_sort(const int32_t* ids, const ExpertOrder& to, const RouterShape& shape) {
   if (shape.tokens < 0) return invalid("sort_by_expert: tokens is negative");
   if (shape.top_k < 1) return invalid("sort_by_expert: top_k is less than 1");
@@ -197,8 +202,9 @@ inline Status check_sort(const int32_t* ids, const ExpertOrder& to, const Router
 
 }  // namespace detail
 
-// The way back: row t is the sum over i, from 0 up, of weights[t * top_k + i] times row places[t * top_k + i] of the
-// source, without those of which the place is negative. Always in this order, so the same input gives the same bits.
+// Sums the experts' results of each token: row t is the sum over i, in ascending order, of weights[t * top_k + i] times
+// row places[t * top_k + i] of the source; choices with a negative place are skipped. The order is fixed, so the same
+// input gives the same bits.
 template <class S>
 class Combined : public Functor {
  public:
@@ -222,12 +228,12 @@ class Combined : public Functor {
   KERNELS_HD auto load(int64_t row, int64_t col) const {
     using C = compute_type<S>;
     using Fetched = decltype(detail::fetch<N>(source_, row, col));
-    constexpr int kUnroll = 4;  // rows that are in flight at a time
+    constexpr int kUnroll = 4;  // loads in flight at a time
     Pack<C, N> sum = broadcast<N>(C(0));
     const int64_t first = row * top_k_, end = first + top_k_;
     for (int64_t choice = first; choice < end; choice += kUnroll) {
       int32_t at[kUnroll];
-      Fetched fetched[kUnroll] = {};  // compilers do not see that only what was fetched is read
+      Fetched fetched[kUnroll] = {};  // initialized because compilers do not see that only fetched entries are read
       KERNELS_UNROLL
       for (int i = 0; i < kUnroll; ++i) at[i] = choice + i < end ? places_[choice + i] : -1;
       KERNELS_UNROLL
@@ -250,7 +256,7 @@ class Combined : public Functor {
   int64_t top_k_;
 };
 
-// places: of sort_by_expert(); weights: of route().
+// places: from sort_by_expert(). weights: from route().
 template <class S>
 Combined<S> combined(S source, const int32_t* places, const float* weights, int64_t top_k) {
   static_assert(detail::is_source<S>, "combined() takes a source, the places of its rows, their weights and top_k");

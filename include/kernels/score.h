@@ -1,39 +1,40 @@
-// Scores: what happens to the logits of attention between the product with the keys and the softmax.
+// Scores: operations on the logits of attention, between the product with the keys and the softmax: masks, soft cap,
+// biases.
 //
 //   k::causal() & k::window(4095, 0) & k::soft_cap(30.f)
 //   k::no_mask()
 //
-// no_mask()                                every query sees every key
-// causal(align)                            query i sees key j up to its own place
-// window(left, right, align)               keys from `left` before its place up to `right` behind it; -1: no limit
-// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads
-//                                                have their own
-// tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
-// soft_cap(cap)                            cap * tanh(logit / cap), good to 2^-22 of the cap
-// alibi(slopes)                            - slopes[head] * |place of the query - key|
-// score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf: masked; a stride of 0 repeats
-// sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
+// no_mask()                                every query sees every key causal(align)                            a query
+// sees the keys up to its own place window(left, right, align)               keys from `left` before its place up to
+// `right` after it; -1: no limit bitmask(words, query_stride, batch_stride)     key j if bit j % 32 of word j / 32 is
+// set; .head_stride(n): a mask for
+//                                                each head
+// tree_mask(words, query_stride, batch_stride)   a bitmask for the last q_len keys; all earlier keys are visible
+// soft_cap(cap)                            cap * tanh(logit / cap), accurate to 2^-22 of the cap alibi(slopes)
+// - slopes[head] * |place of the query - key| score_bias(p, batch_stride, head_stride, query_stride)   + p[...]; -inf
+// masks a key; a stride of 0 repeats sinks(p)                                 attention sinks: one more logit for each
+// head, p[head], without a value
 //
-// a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place
-// of query i is key i + kv_len - q_len, so that the last query is at the last key (bottom_right), or key i (top_left).
+// a & b masks what either masks; logits pass through a first. They are already scaled. The place of query i is key i +
+// kv_len - q_len, so that the last query is at the last key (bottom_right, the default), or key i (top_left).
 //
-// One of your own derives from k::Score and has any of
+// A score of your own derives from k::Score and has any of
 //
 //   template <int N> KERNELS_HD k::Pack<float, N> transform(k::Pack<float, N> logits, const k::ScoreAt& at) const;
 //       for keys at.key to at.key + N - 1, all of them below at.kv_len
 //   KERNELS_HD bool visible(const k::ScoreAt& at) const;
 //   KERNELS_HD uint32_t visible_keys(const k::ScoreAt& at) const;
-//       bit i: whether key at.key + i is, for any at.key, also one from at.kv_len on; of keys from there on any bit,
-//       and nothing is to be read for them. Always beside visible(), for whoever has many queries: a mask of bits in
-//       memory is read once for 32 keys
+//       the same for 32 keys: bit i is key at.key + i. Keys from at.kv_len on, which may even be the first, get bits of
+//       any value, and no memory may be read for them. Only together with visible(). For kernels with many
+//       queries, which then read a mask of bits once for 32 keys
 //   KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const;
-//       keys outside are invisible to all of these queries, and are not even read
+//       keys outside the range are invisible to all of these queries, and are not read
 //   KERNELS_HD float sink(int64_t head) const;
 //   Status check(const AttentionShape& shape) const;
 //
-// A function by one of these names that is declared in another way does not compile: left out, it would mask nothing.
+// A member with one of these names but another signature does not compile; ignoring it would silently mask nothing.
 //
-// For a single query, all keys in kv_range() are visible but those that visible() denies.
+// For a single query, all keys in kv_range() are visible except those that visible() denies.
 #pragma once
 
 #include "core/attention_call.h"
@@ -44,7 +45,7 @@ KERNELS_BEGIN
 struct Score : Functor {};
 struct KvView;
 
-// A logit: a query and a key of a sequence, both counted from its start.
+// The position of a logit: a query and a key of a sequence, both counted from its beginning.
 struct ScoreAt {
   int64_t batch, head, query, key, q_len, kv_len;
 };
@@ -84,11 +85,11 @@ struct Window : Score {
   }
 
  private:
-  // As far as from any query to any key, and little enough to be added to a place.
+  // More than the distance from any query to any key, and small enough to be added to a position without overflow.
   static constexpr int64_t kAll = int64_t(1) << 32;
 };
 inline Window window(int64_t left, int64_t right, Align align = Align::bottom_right) { return {left, right, align}; }
-// Not the map of the same name, which masks rows of scores that lie in memory.
+// Not the map of the same name, which masks rows of scores in memory.
 inline Window causal(Align align = Align::bottom_right) { return {-1, 0, align}; }
 
 class Bitmask : public Score {
@@ -110,11 +111,11 @@ class Bitmask : public Score {
     const int64_t word = bit >> 5;
     const int within = int(bit & 31);
     const uint32_t low = word < 0 ? 0xffffffffu : row[word];
-    // Behind the word of the last key there may be no other.
+    // There may be no word after that of the last key.
     const uint32_t high = within > 0 && (word + 1) * 32 <= last ? row[word + 1] : 0xffffffffu;
     return uint32_t((uint64_t(high) << 32 | low) >> within);
   }
-  // Words from the mask of a head to the next one's; 0, unless given: all heads have the same.
+  // Words between the masks of two heads; by default 0: all heads share one mask.
   Bitmask head_stride(int64_t stride) const { Bitmask out = *this; out.head_stride_ = stride; return out; }
   Status check(const AttentionShape&) const {
     KERNELS_TRY(detail::check_pointer(words_, "bitmask: the pointer is null",
@@ -128,11 +129,11 @@ class Bitmask : public Score {
   int64_t query_stride_, batch_stride_, head_stride_ = 0;
   bool last_keys_;
 };
-// Strides count words; a batch_stride of 0 gives all sequences the same mask.
+// Strides count words; with a batch_stride of 0 all sequences share one mask.
 inline Bitmask bitmask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) {
   return {words, query_stride, batch_stride, false};
 }
-// For a tree of drafted tokens, whose keys are the last q_len of the sequence.
+// For a tree of drafted tokens, whose keys are the last q_len keys of the sequence.
 inline Bitmask tree_mask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) {
   return {words, query_stride, batch_stride, true};
 }
@@ -172,7 +173,7 @@ struct Alibi : Score {
 };
 inline Alibi alibi(const float* slopes) { return Alibi(slopes); }
 
-// The biases of a query's keys lie side by side.
+// A query's biases are contiguous along its keys.
 template <class T>
 class ScoreBias : public Score {
  public:
@@ -183,7 +184,7 @@ class ScoreBias : public Score {
   KERNELS_HD Pack<float, N> transform(Pack<float, N> logits, const ScoreAt& at) const {
     const T* from = p_ + at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + at.key;
 #if defined(KERNELS_DEVICE_CODE)
-    // Nothing is known of the alignment. To ask for it here, for each pack, keeps loads from waiting together.
+    // The alignment is unknown. Deciding it here for each pack would keep several loads from being in flight together.
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) logits.v[i] = logits.v[i] + convert<float>(from[i]);
     return logits;
@@ -191,8 +192,8 @@ class ScoreBias : public Score {
     return logits + convert<float>(read<N, Cache::keep>(from).unpack());
 #endif
   }
-  // Whether the biases of two keys lie in one access, from this one or any an even number of keys from it on; then, for
-  // packs of two of them, the same as transform().
+  // Whether the biases of keys key and key + 1, and of every pair an even number of keys further on, can be loaded in
+  // one access. Then transform_pairs() does the same as transform() for packs of two keys.
   KERNELS_HD bool has_pairs(int64_t key) const {
     return (int64_t(reinterpret_cast<uintptr_t>(p_) / sizeof(T)) | batch_stride_ | head_stride_ | query_stride_ | key) %
                2 ==
@@ -305,7 +306,7 @@ struct HasSink<ScorePair<A, B>, false> {
   static constexpr bool value = HasSink<A>::value || HasSink<B>::value;
 };
 
-// Whether logits are changed, keys denied one by one, ranges of keys skipped, a sink added.
+// Whether a score changes logits, masks keys one by one, limits the range of keys, adds a sink.
 template <class S>
 constexpr bool score_transforms = Transforms<S>::value;
 template <class S>
@@ -317,7 +318,7 @@ constexpr bool score_ranges = Ranges<S>::value;
 template <class S>
 constexpr bool score_sinks = HasSink<S>::value;
 
-// kPairs: pairs_at() said so.
+// kPairs: pairs_at() returned true.
 template <bool kPairs = false, class S, int N>
 KERNELS_HD Pack<float, N> transform_logits(const S& score, const Pack<float, N>& logits, const ScoreAt& at) {
   if constexpr (is_score_pair<S>::value)
@@ -342,7 +343,7 @@ KERNELS_HD bool key_visible(const S& score, const ScoreAt& at) {
   else if constexpr (Masks<S>::value) return score.visible(at);
   else return true;
 }
-// The same of 32 keys; a score that is asked one by one denies none.
+// visible() for 32 keys at once; a score without visible_keys() masks none here.
 template <class S>
 KERNELS_HD uint32_t keys_visible(const S& score, const ScoreAt& at) {
   if constexpr (is_score_pair<S>::value)
@@ -352,7 +353,7 @@ KERNELS_HD uint32_t keys_visible(const S& score, const ScoreAt& at) {
   else
     return 0xffffffffu;
 }
-// And of what is asked one by one.
+// Whether some part of a score has visible() but no visible_keys().
 template <class S>
 constexpr bool score_masks_singly = Masks<S>::value && !MasksRuns<S>::value;
 template <class A, class B>
@@ -366,7 +367,7 @@ KERNELS_HD bool key_visible_singly(const S& score, const ScoreAt& at) {
   else
     return true;
 }
-// Within [0, kv_len], or empty: the end is not before the beginning, which a score may put behind the last key.
+// Within [0, kv_len], and never with an end before the beginning: a score may return a beginning past the last key.
 template <class S>
 KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   KeyRange r{0, q.kv_len};
@@ -379,8 +380,8 @@ KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   }
   return {r.begin, greater(r.begin, r.end)};
 }
-// Whether queries see about as many keys as those ahead of them, or far more, if there are as many keys as queries. The
-// host does not ask a score of one's own, whose kv_range() may read device memory.
+// Whether later queries see about as many keys as earlier ones, or far more, if there are as many keys as queries.
+// Scores of the user's own are not asked on the host, as their kv_range() may read device memory.
 enum class KeysOfLater { alike, more, unknown };
 template <class S>
 KeysOfLater keys_of_later(const S& score, int64_t q_len) {
@@ -400,7 +401,7 @@ KeysOfLater keys_of_later(const S& score, int64_t q_len) {
     return Ranges<S>::value ? KeysOfLater::unknown : KeysOfLater::alike;
   }
 }
-// The state of a row before its first key: with the sink, if there is one, which has no value.
+// The softmax state of a row before its first key: empty, or with the sink's logit, which has no value.
 template <class S>
 KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {
   SoftmaxState<float> state;
@@ -416,7 +417,7 @@ KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {
 
 // ---- what attention takes ------------------------------------------------------------------------------------------
 
-// Whether a score does anything, or says that it does not.
+// Whether a score does anything, or is explicitly no_mask().
 template <class S>
 struct Acts {
   static constexpr bool value = Transforms<S>::value || Masks<S>::value || Ranges<S>::value || HasSink<S>::value ||
@@ -424,7 +425,7 @@ struct Acts {
 };
 template <class A, class B>
 struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && Acts<B>::value; };
-// Whether it has one of the names at least: what is wrong with that is said by KERNELS_OPTIONAL.
+// Whether it has any of the names; KERNELS_OPTIONAL reports a wrong signature.
 template <class S>
 struct NamesSome {
   static constexpr bool value = names_transform<S>::value || names_visible<S>::value || names_visible_keys<S>::value ||
@@ -434,7 +435,7 @@ template <class A, class B>
 struct NamesSome<ScorePair<A, B>> {
   static constexpr bool value = (Acts<A>::value || NamesSome<A>::value) && (Acts<B>::value || NamesSome<B>::value);
 };
-// Whether keys are denied to all who ask, and not only to those who ask for 32 at a time.
+// Whether every part with visible_keys() also has visible(), so that both kinds of kernels mask the same keys.
 template <class S>
 struct MasksAlike {
   static constexpr bool value = Masks<S>::value || names_visible<S>::value || !MasksRuns<S>::value;
@@ -465,7 +466,7 @@ constexpr bool takes_score() {
   return score && Acts<S>::value && MasksAlike<S>::value;
 }
 
-// What a call says that leaves the score out.
+// Reports a call that leaves out the score.
 template <class Q>
 Status without_score() {
   static_assert(std::is_void<Q>::value,
@@ -479,7 +480,7 @@ constexpr bool takes_view() {
   static_assert(
       view,
       "there must be a view of keys and values here (kv.h): k::dense_kv(k::nhd(...), k::nhd(...), lengths), k::ragged_kv, k::paged_kv, or one of your own, which derives from k::KvView");
-  if constexpr (view) (void)has_kv_alignment<Kv>::value;  // the CPU does not ask for it, and says what is wrong with it
+  if constexpr (view) (void)has_kv_alignment<Kv>::value;  // the CPU does not use it; reports a wrong signature here too
   return view;
 }
 

@@ -4,13 +4,14 @@
 //   k::log_softmax(stream, k::load(x, ld) | k::scale(s) | k::add(k::row(mask)), k::store(y, ld), rows, cols);
 //
 // rows >= 0, 0 <= cols <= 2^30, any alignment, any row stride. Types: half, bfloat16, float, double, float8_e4m3,
-// float8_e5m2, int8 in and out, freely mixed; computed in float (double when the source is double). In place is fine.
-// A row that is -inf throughout gives zeros (log-softmax: -inf); a NaN or a +inf makes its row NaN.
+// float8_e5m2, int8 in and out, in any combination. Computed in float (double if the source is double). In-place use is
+// allowed. A row of only -inf gives zeros (log-softmax: -inf); a NaN or +inf makes its row NaN.
+//
 // Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits, whatever
 // the grid.
 //
-// Functors in OneFlow's form are taken as they are, and explicit template arguments
-// softmax<Load, Store, float>(...) mean what they mean there (the compute type is the one the load produces).
+// Functors in OneFlow's form are accepted. Explicit template arguments, softmax<Load, Store, float>(...), have
+// OneFlow's meaning: the third is the compute type, the one that the load produces.
 #pragma once
 
 #include "detail/row/engine.cuh"

@@ -1,4 +1,4 @@
-// Sources for the weights of a product, and what goes with them on either side of it.
+// Sources for the weights of a product, for its inputs, and sinks for its results.
 //
 //   k::matmul(ex, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //   k::matmul(ex, x, k::dequant(k::load(w8, K), k::row_scales(s)), out, {M, N, K});
@@ -15,7 +15,7 @@
 // Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)  gathered(source, order, top_k)
 // Results       swiglu()  geglu()  reglu()  glu(activation)  apart(sink, n, ...)
 //
-// The same gates elsewhere, of two sources or of the halves of one: gated(g, u) | swiglu(), gate_up(x, n) | swiglu().
+// Outside of products: gated(g, u) | swiglu() joins two sources, gate_up(x, n) | swiglu() the halves of one.
 #pragma once
 
 #include "core/row_op.h"
@@ -27,9 +27,9 @@ KERNELS_BEGIN
 
 // ---- Inputs --------------------------------------------------------------------------------------------------------
 
-// A row normalized on the way in, without a pass of its own: normed(load(x, K), RmsNorm{}.eps(e)) | mul(gamma), or with
-// LayerNorm{} | affine(gamma, beta). Products find out the row's state before they multiply, and then read through
-// with().
+// Normalizes the rows of x while a product reads them, without a pass of its own: normed(load(x, K), RmsNorm{}.eps(e))
+// | mul(gamma), or with LayerNorm{} | affine(gamma, beta). The product first computes each row's state, then reads
+// through with().
 template <class S, class Options>
 class Normed : public Functor {
  public:
@@ -42,7 +42,7 @@ class Normed : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
-  // For engines that do not know of it, and would not normalize.
+  // For engines that do not handle this source, and so would not normalize.
   Status check(int64_t, int64_t) const {
     return unsupported(
         "normed: only products take normalized inputs: normed(gathered(...)), not gathered(normed(...))");
@@ -55,7 +55,7 @@ class Normed : public Functor {
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(source_, rows, cols); }
   KERNELS_HD const S& before() const { return source_; }
   KERNELS_HD const Op& op() const { return op_; }
-  // The same source for a row of which the state is known, and what is then left to do to its values.
+  // The same source for a row whose state is known, with the linear function that remains to be applied.
   KERNELS_HD Normed with(const State& state, const Linear<C>& linear) const {
     Normed out = *this;
     out.state_ = state;
@@ -105,15 +105,16 @@ struct Traits<Normed<S, Options>> : ComputedTraits<S> {};
 
 // ---- A product -----------------------------------------------------------------------------------------------------
 
-// result(m, n) = sum over k of x(m, k) * w(n, k), which the sink gets as row m, column n. x has a row for each token, w
-// one for each output: both are read along K.
+// result(m, n) = sum over k of x(m, k) * w(n, k); the sink gets it at row m, column n. x has a row for each token, w a
+// row for each output; both are read along K.
 struct MatmulShape {
   int64_t m, n, k;
 };
 
-// Several products in one call, each with n rows of weights of its own: product g has those from g * n on. Its tokens
-// are the m rows from g * m on, or, with offsets (count + 1 of them, in the memory that the call computes in), the rows
-// offsets[g] to offsets[g + 1] - 1; m is then the number of rows of all products, or more, but no more than x has.
+// Grouped products: `count` products in one call. Product g uses rows g * n to g * n + n - 1 of the weights. Without
+// offsets its tokens are rows g * m to g * m + m - 1. With offsets (count + 1 numbers, in the memory space in which the
+// call runs) its tokens are rows offsets[g] to offsets[g + 1] - 1, and m is at least the number of rows of all
+// products, and at most the number of rows that x has.
 struct Groups {
   int64_t count = 1;
   const int32_t* offsets = nullptr;
@@ -143,7 +144,7 @@ struct is_shifted : std::false_type {};
 template <class S>
 struct is_shifted<Shifted<S>> : std::true_type {};
 
-// Weights that differ from token to token.
+// Weights that depend on the token.
 KERNELS_DETECT(has_for_token, std::declval<const F&>().for_token(kAny))
 template <class W>
 struct is_gated : std::false_type {};
@@ -160,7 +161,7 @@ constexpr bool by_token = has_for_token<W>::value;
 template <class S>
 constexpr bool by_token<Gated<S>> = by_token<S>;
 
-// The weights of one token.
+// The weights for one token.
 template <class W>
 KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
   if constexpr (!by_token<W>) {
@@ -173,7 +174,7 @@ KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
   }
 }
 
-// What a product is computed in: double where an operand is, float otherwise.
+// The type in which a product is computed: double if an operand is, otherwise float.
 template <class X, class W>
 struct ProductType {
   using type = std::conditional_t<std::is_same<compute_type<X>, double>::value, double, compute_type<W>>;
@@ -183,7 +184,7 @@ struct ProductType<X, Gated<S>> : ProductType<X, S> {};
 template <class X, class W>
 using product_type = typename ProductType<X, W>::type;
 
-// The source at the bottom of a chain of maps.
+// The source at the beginning of a chain of maps.
 template <class S>
 struct is_mapped_source : std::false_type {};
 template <class S, class M>
@@ -193,7 +194,7 @@ KERNELS_HD decltype(auto) base_of(const S& source) {
   if constexpr (is_mapped_source<S>::value) return base_of(source.source());
   else return (source);
 }
-// The same chain on f(the source at its bottom).
+// The same chain with f(source) in place of the source at its beginning.
 template <class S, class F>
 KERNELS_HD auto on_base(const S& source, const F& f) {
   if constexpr (is_mapped_source<S>::value) {
@@ -206,7 +207,7 @@ KERNELS_HD auto on_base(const S& source, const F& f) {
 template <class S>
 constexpr bool starts_normed = is_normed<std::decay_t<decltype(base_of(std::declval<const S&>()))>>::value;
 
-// The map that makes one value of the two that gated weights give, and the sink behind it.
+// The map that joins the two results of gated weights into one value, and the sink behind it.
 template <class M>
 struct is_glu : std::false_type {};
 template <class A, class G, class U>
@@ -231,14 +232,14 @@ KERNELS_HD auto later_maps(const M& map) {
 }
 template <class Out>
 constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
-// The two results of gated weights by way of that map, whose operands are read now, and of those behind it.
+// Passes the two results of gated weights through that map and on to the sink; operands are fetched here.
 template <class S, class M, class C, int N, class Prepared = Nothing>
 KERNELS_HD void put_joined(const S& sink, const M& map, const Pack<C, N>& gate, const Pack<C, N>& up, int64_t row,
                            int64_t col, const Prepared& prepared = {}) {
   put_mapped(sink, later_maps(map), first_map(map).join(gate, up, row, col), row, col, prepared);
 }
 
-// Words of 32 bits that are read as numbers: those of codes of 4 bits, without int4() or uint4().
+// 32-bit words that are read as integers: 4-bit codes without int4() or uint4(), a mistake.
 template <class W>
 struct IsWords : std::false_type {};
 template <class T, class C, Cache kCache>
@@ -247,7 +248,7 @@ struct IsWords<DirectLoad<T, C, kCache>> : std::integral_constant<bool, std::is_
 template <class S, int kParts>
 struct IsWords<Stacked<S, kParts>> : AnyPart<IsWords, S> {};
 
-// Whether matmul takes them.
+// Whether matmul accepts these weights; if not, a static_assert says why.
 template <class W>
 constexpr bool takes_weights() {
   constexpr bool words = AnyPart<IsWords, W>::value;
@@ -285,7 +286,7 @@ constexpr bool takes_product() {
   }
 }
 
-// The row of weights in memory that makes row `row` of a product, where these stand in pairs.
+// For weights whose rows are paired: the row in memory from which row `row` of the product is made.
 template <class W>
 KERNELS_HD int64_t origin_of(const W& w, int64_t row) {
   if constexpr (is_paired<W>::value) return w.origin(row);
@@ -295,8 +296,8 @@ template <class S, int kParts>
 KERNELS_HD int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
   return w.visit(row, [&](const S& part, int64_t begin) { return begin + origin_of(part, row - begin); });
 }
-// Whether a sink that wants pairs gets those that it takes: at the first and the last columns, and between them where
-// heads of other sizes would differ.
+// Whether a sink that wants pairs gets the columns that it expects. Checked at the first and last columns and wherever
+// different head sizes would show.
 template <class W, class Out>
 bool pairs_agree(const W& w, const Out& out, int64_t n) {
   const auto agree = [&](int64_t col) {
@@ -339,7 +340,7 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
           "matmul: out turns other pairs than w has side by side: rope | sink goes with paired(w, rope) of the same rope");
   }
   const Plane results = plane_of(out, rows, shape.n);
-  // With offsets M may be more than there are.
+  // With offsets, M may exceed the number of rows.
   if (groups.offsets == nullptr && share_bytes(plane_of(x, rows, shape.k), results))
     return invalid("matmul: out overlaps x, which every block of results reads");
   if (groups.offsets == nullptr && share_bytes(plane_of(w, groups.count * shape.n, shape.k), results))

@@ -7,18 +7,23 @@
 //   k::cpu::decode   (cx, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal(), workspace);
 //   k::cpu::attention(cx, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries and shares them among the threads; decode() is for 1 to 32 queries of each sequence
-// and shares the keys as well: it needs a workspace of decode_workspace_bytes(shape). kv.h lists the ways in which keys
-// and values may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
+// attention() is for many queries, which it distributes among the threads. decode() is for 1 to 32 queries of each
+// sequence; it distributes the keys as well, and needs a workspace of decode_workspace_bytes(shape). Related headers:
+// kv.h for the layouts of keys and values, score.h for operations on the logits, core/attention_call.h for shape and
+// options.
 //
-// The same functors as on the GPU, with host pointers. Queries and keys of any number, 0 as well; dim: every multiple
-// of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512; heads a multiple of kv_heads. All is computed in
-// float. A query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN;
-// docs/attention.md has the rest of what NaN and infinities do. The output may stand where the queries were, if a row
-// of both takes the same bytes and heads are as many as kv_heads; other overlaps are not fine. The same input gives the
-// same bits, whatever the number of threads and whatever else is in the batch.
+// The functors are those of the GPU, with host pointers. Any number of queries and keys, including 0. dim is a multiple
+// of 8 up to 256, or 512 or 576; v_dim is a multiple of 8 up to 256, or 512. heads is a multiple of kv_heads.
+// Everything is computed in float.
 //
-// Threads need 640 KB of stack; nothing is allocated. Flags: as in softmax.h.
+// A query that sees no key gives zeros and a logsumexp of -inf. A NaN or +inf among a query's logits makes its output
+// NaN; docs/attention.md has the other cases of NaN and infinity.
+//
+// Aliasing: the output may overwrite the queries in place if a row of both has the same bytes and heads == kv_heads. No
+// other overlap is allowed. The same input gives the same bits, whatever the number of threads and the rest of the
+// batch.
+//
+// Threads need 640 KB of stack; nothing is allocated. Compiler flags: as in softmax.h.
 #pragma once
 
 #include "detail/attention/engine.h"
@@ -26,7 +31,7 @@
 KERNELS_BEGIN
 namespace cpu {
 
-// kDim, if given, as on the GPU: the largest head.
+// kDim: the largest head, as on the GPU; 0: any.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                  const Attention& options = {}) {
@@ -49,7 +54,7 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   }
 }
 
-// As the GPU's are called: here nothing is split.
+// For code that calls the GPU version too: on the CPU attention() splits nothing and needs no workspace.
 inline size_t attention_workspace_bytes(const Exec&, const AttentionShape&, const Attention& = {}) { return 0; }
 inline size_t attention_workspace_bytes_up_to(const Exec&, const AttentionShape&, const Attention& = {}) { return 0; }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
@@ -74,7 +79,7 @@ inline size_t decode_workspace_bytes(const AttentionShape& shape) {
   return count(shape.batch) * count(shape.q_len) * count(shape.heads) * ::kernels::detail::host::kMostSplits *
          (count(shape.value_dim()) + 2) * sizeof(float);
 }
-// As the GPU's is called.
+// The GPU version's signature.
 inline size_t decode_workspace_bytes(const Exec&, const AttentionShape& shape, const Attention& = {}) {
   return decode_workspace_bytes(shape);
 }
@@ -110,8 +115,8 @@ Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape
   return ::kernels::detail::without_score<Q>();
 }
 
-// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
-// and `lse` are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+// Merges attention over several parts of the keys, such as a prefix that the batch shares (cascade). Row p * tokens + t
+// of `o` and `lse` is the result of part p for query t: its output (heads side by side) and the logsumexp of each head.
 //
 //   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n),
 //                        k::stacked(k::load(lse1, heads), n, k::load(lse2, heads), n),

@@ -6,7 +6,7 @@
 //   k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
 //   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);          // keys to the cache
 //
-// Shapes, types, determinism, flags: as in softmax.h; flat tensors and in place: as in ../elementwise.cuh.
+// Shapes, types, determinism, compiler flags: as in softmax.h. Flat tensors and in-place use: as in ../elementwise.cuh.
 #pragma once
 
 #include "../dropout.h"
@@ -18,7 +18,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Long rows are cut where packs of any width and groups of any power of two up to that end.
+// Long rows are split at multiples of this, which packs of any width and groups of any power of two up to it divide.
 constexpr int64_t kPieceCols = 16384;
 
 // Columns [begin, end) of a row.
@@ -57,7 +57,7 @@ Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t r
   if constexpr (is_row_sink<Store> && !by_group<Store>) {
     return run_rows(cx, AsItIs{}, in, out, rows, cols);
   } else {
-    // A single row may end with columns that do not fill a pack. In groups they are of a pack's width throughout.
+    // The last columns of a single row may not fill a pack. With groups, they are a multiple of the pack.
     const int64_t whole = rows == 1 && !by_group<Store> ? cols / kWidestPack * kWidestPack : cols;
     int64_t width = kPieceCols, divides = whole;
     if constexpr (by_group<Store>) {

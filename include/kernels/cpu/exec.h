@@ -1,25 +1,26 @@
-// Exec: how CPU calls run. The number of threads is the caller's, or less where there is little to do; results do not
-// depend on it.
+// Exec: how CPU calls run: the number of threads, and where the threads come from.
 //
 //   k::cpu::Exec cx{8};                // 8 threads at most
-//   k::cpu::Exec all;                  // as many as it may use: by affinity, and by its container's quota
+//   k::cpu::Exec all;                  // as many as the process may use: by affinity and by its container's CPU quota
 //   k::cpu::Exec mine{8, pool};        // at most 8 parts, run by the caller's own pool (below)
-//   k::cpu::Exec{8}.least_work(0)      // 8 threads however little there is to do
+//   k::cpu::Exec{8}.least_work(0)      // 8 threads, however little there is to do
 //
-// Otherwise a thread is used only for at least 32 K values, or sixteen times as many multiplications: a call with less
-// than 64 K values runs on the calling thread alone, and one of a million on at most 32 threads, whatever the Exec
-// says.
+// Results do not depend on the number of threads. Small calls use fewer threads than allowed: each thread gets at least
+// 32 K values, or sixteen times as many multiplications. So a call with less than 64 K values runs on the calling
+// thread, and one with a million values on at most 32 threads.
 //
-// pool(parts, f) calls f(i) once for each i in [0, parts), in any order and on any threads, and returns when all have
-// returned. It must not throw, and outlives the Exec.
+// A pool of your own: pool(parts, f) calls f(i) once for each i in [0, parts), in any order and on any threads, and
+// returns when all calls have returned. It must not throw, and must outlive the Exec.
 //
-// Without a pool, threads are OpenMP's where the code is compiled with it (-fopenmp): within a parallel region a call
-// then runs on the thread that makes it, unless nesting is switched on, and in a child of fork() GNU's OpenMP hangs if
-// the parent has used it, so that such a child needs a pool or Exec{1}. Compiled without OpenMP a call takes threads of
-// the library's own, which the first such call starts and which stay until the program ends or the library that holds
-// the code is unloaded; they keep the affinity of the thread that started them. Calls from several threads at once
-// share them, and so do those within somebody else's parallel region; a child of fork() starts its own. Where there are
-// neither OpenMP nor POSIX threads, calls run alone.
+// Without a pool, threads come from:
+// - OpenMP, if the code is compiled with -fopenmp. Inside a parallel region a call then runs on the calling thread,
+//   unless nesting is enabled. GNU's OpenMP hangs in a child of fork() if the parent has used it: such a child needs a
+//   pool or Exec{1}.
+// - Threads of the library, if compiled without OpenMP. The first call that needs them starts them; they run until the
+//   program ends, or until the shared library that holds this code is unloaded, and keep the affinity of the thread
+//   that started them. Concurrent calls share them, also calls inside a parallel region of somebody else. A child of
+//   fork() starts its own.
+// - Neither, where there are no POSIX threads either: calls run on the calling thread.
 #pragma once
 
 #include <cstdio>
@@ -36,14 +37,13 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// How many CPUs a quota of so much time in each period is, rounded up; 0 where there is none.
+// The number of CPUs that a quota of so much time per period amounts to, rounded up; 0: no quota.
 inline int quota_cpus(double quota, double period) {
   const double cpus = quota > 0 && period > 0 ? quota / period : 0;
   return cpus < 1e6 ? int(cpus) + (cpus > int(cpus)) : 0;
 }
 
-// The quota of the control group at this path: version 2 has quota and period in one file, version 1 has a file for
-// each.
+// The quota of the control group at this path. Version 2 has quota and period in one file, version 1 in two.
 inline int container_cpus(const char* group) {
   double quota = 0, period = 0, none = 0;
   const auto scan = [group](const char* name, double& first, double& second) {
@@ -62,7 +62,7 @@ inline int container_cpus(const char* group) {
   return quota_cpus(quota, period);
 }
 
-// What the calling thread and those that it starts may use.
+// The number of threads that the calling thread and its children may run on.
 inline int usable_threads() {
   int threads = int(std::thread::hardware_concurrency());
 #if defined(__linux__)
@@ -79,9 +79,9 @@ inline int usable_threads() {
 
 namespace cpu {
 
-// For programs that choose between instruction sets as they run (examples/dispatch_cpu.cpp): the bits of what a file
-// was compiled for, which it can export as a constant, and whether the machine has that. Every call also checks for
-// itself.
+// For programs that choose between instruction sets at run time (examples/dispatch_cpu.cpp): the bits of the
+// instruction sets that a file was compiled for, which it can export as a constant, and whether the machine has them.
+// Every call checks this as well.
 using ::kernels::detail::host::kNeeds;
 using ::kernels::detail::host::machine_has;
 
@@ -100,13 +100,13 @@ class Exec {
     };
   }
 
-  // Values (those that are read or written, or a sixteenth of the multiplications of values) for each thread: a call
-  // runs on values / least_work threads, rounded down, on one at least and on `threads` at most. 32 K unless given.
+  // The least number of values per thread, 32 K by default: a call runs on values / least_work threads, rounded down,
+  // at least 1 and at most `threads`. Values are those read or written, or a sixteenth of the multiplications.
   Exec& least_work(int64_t values) { team_.least_work = double(values); return *this; }
 
   int threads() const { return team_.threads; }
   const ::kernels::detail::host::Team& team() const { return team_; }
-  // What every call with this Exec begins with.
+  // Checked at the beginning of every call with this Exec.
   Status status() const { return status_; }
 
  private:

@@ -8,7 +8,7 @@
 //   k::cpu::layernorm(cx, h, k::affine(gamma, beta) | k::store(y, ld), rows, cols,
 //                     k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd));
 //
-// No cancellation under a large mean. Shapes, types, aliasing, determinism, flags: as in softmax.h.
+// There is no cancellation under a large mean. Shapes, types, aliasing, determinism, compiler flags: as in softmax.h.
 #pragma once
 
 #include "detail/row/engine.h"
@@ -23,7 +23,7 @@ Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows,
   return detail::host::run_rows(cx, options, in, out, rows, cols).in("layernorm");
 }
 
-// In OneFlow's order, as on the GPU.
+// OneFlow's argument order, as on the GPU.
 template <class Load, class Store, class Compute>
 Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
                  Compute* mean, Compute* inv_variance) {

@@ -1,22 +1,24 @@
-// Products on the CPU, fused with whatever comes before and after: result(m, n) = sum over k of x(m, k) * w(n, k).
+// Matrix products on the CPU, fused with what comes before and after: result(m, n) = sum over k of x(m, k) * w(n, k).
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::matmul(cx, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //
-// x has a row for each token and w one for each output; both are read along K. weights.h lists the sources for
-// quantized, gated and stacked weights and for normalized inputs, functor.h the rest. The same functors as on the GPU,
-// with host pointers. M, N >= 0, 0 <= K <= 2^30, any alignment, any row stride; K = 0 gives sums of 0. Computed in
-// float (double when x is double), in many partial sums. Each result reaches the sink once: a residual may be added in
-// place. What x reads must not be written. The same input gives the same bits, whatever the number of threads.
+// x has a row for each token and w a row for each output; both are read along K. weights.h lists the sources for
+// quantized, gated and stacked weights and for normalized inputs; functor.h lists the others. They are those of the
+// GPU, with host pointers. M, N >= 0, 0 <= K <= 2^30, any alignment, any row stride; K = 0 gives sums of 0. Sums are
+// made in float (double if x is double), in many partial sums.
 //
-// Compiled for AVX512-BF16, products of more than 4 tokens, of groups and with batch_invariant whose inputs and weights
-// are nothing but bfloat16 in memory take its dot products: subnormal inputs and weights then count as 0, and so does a
-// sum below 2^-126.
+// Each result reaches the sink exactly once, so a residual may be added in place. What x reads must not be written. The
+// same input gives the same bits, whatever the number of threads.
 //
-// Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower.
-// Offsets are the host's.
+// AVX512-BF16: if compiled for it, the library uses its dot products where inputs and weights are plain bfloat16 in
+// memory and the product has more than 4 tokens, has groups, or is batch_invariant. Subnormal inputs and weights then
+// count as 0, and so does a sum below 2^-126.
 //
-// Threads need 640 KB of stack; nothing is allocated. Flags: as in softmax.h.
+// Groups are computed one after the other, with the kernel for many tokens: groups of few tokens read their weights
+// several times slower. Offsets are read on the host.
+//
+// Threads need 640 KB of stack; nothing is allocated. Compiler flags: as in softmax.h.
 #pragma once
 
 #include "detail/matmul/gemm.h"
@@ -25,13 +27,13 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-// More tokens are made by tiles. Those of pairs of bfloat16 are nearly as fast as reading the weights is: on an EPYC
-// with AVX-512, one thread, 14336 x 4096 out of memory, 5 tokens take 8.5 ms by tiles and 10.3 as few, 8 tokens 9.1 and
-// 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1.
+// Products of more tokens than this are computed in tiles. With pairs of bfloat16, tiles run nearly as fast as the
+// weights can be read. On an EPYC with AVX-512, one thread, 14336 x 4096 read from memory: 5 tokens take 8.5 ms in
+// tiles and 10.3 as few, 8 tokens 9.1 and 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1.
 template <class X, class W>
 constexpr int kFewTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens : kMostTokens;
 
-// What only the CPU can check, as it sees offsets.
+// Only the CPU can check the offsets, as the host does not see those of the GPU.
 inline Status check_offsets(const Groups& groups, int64_t rows) {
   if (groups.offsets == nullptr) return {};
   for (int64_t g = 0; g < groups.count; ++g) {
@@ -46,8 +48,8 @@ inline Status check_offsets(const Groups& groups, int64_t rows) {
 namespace cpu {
 
 struct MatmulPolicy {
-  // A token's results have the same bits whatever M is and whichever row the token has: few tokens are made like many.
-  // That reads their weights several times slower.
+  // A token's results have the same bits whatever M is and whichever row the token is in: few tokens are computed like
+  // many, which reads their weights several times slower.
   bool batch_invariant = false;
 };
 

@@ -1,12 +1,12 @@
-// RMSNorm or LayerNorm of each head of new tokens on the CPU, rotary positions, and to where attention reads them, in
-// one pass.
+// RMSNorm or LayerNorm of each head of new tokens on the CPU, then rotary positions (RoPE), then the KV cache, in one
+// pass.
 //
 //   const auto q = k::affine(k::each_head(q_weight, dim)) | rope | k::store(qp, nq);
 //   const auto keys = k::affine(k::each_head(k_weight, dim)) | rope | k::append_keys(kv, at, dim);
 //   k::cpu::norm_heads(cx, k::load(qkv, nq + 2 * nk), k::qkv(q, nq, keys, nk, k::append_values(kv, at, dim), nk),
 //                      {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));
 //
-// What norm_heads.cuh says holds here too. Flags: as in softmax.h.
+// The contract is that of norm_heads.cuh. Compiler flags: as in softmax.h.
 #pragma once
 
 #include "../heads.h"
@@ -16,8 +16,8 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Values in a buffer, in their true order, to columns `begin` and on of a sink, N at a time in the order that `out`
-// takes them in: the same sink, but for what its ends do.
+// Writes a head, whose values are in their true order in a buffer, to columns from `begin` on, N at a time and in the
+// order in which `out` takes columns. `sink` is `out` with other ends.
 template <int N, class Out, class Sink, class C>
 void write_head(const Out& out, const Sink& sink, int64_t row, int64_t begin, int dim, const C* values) {
   for (int64_t col = begin; col < begin + dim; col += N) {

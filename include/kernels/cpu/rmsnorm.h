@@ -6,8 +6,8 @@
 //   Gemma                  k::affine(k::one_plus(weight)) | ...
 //   Hugging Face's Llama   k::round_to<half>() | k::affine(weight) | ...      (casts before it multiplies)
 //
-// Squares are summed in float: |x| above about 1e19 overflows. Shapes, types, aliasing, determinism, flags: as in
-// softmax.h.
+// Squares are summed in float: |x| above about 1e19 overflows. Shapes, types, aliasing, determinism, compiler flags: as
+// in softmax.h.
 #pragma once
 
 #include "detail/row/engine.h"
@@ -22,7 +22,7 @@ Status rmsnorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, i
   return detail::host::run_rows(cx, options, in, out, rows, cols).in("rmsnorm");
 }
 
-// In OneFlow's order, as on the GPU.
+// OneFlow's argument order, as on the GPU.
 template <class Load, class Store, class Compute>
 Status rmsnorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
                Compute* inv_rms) {

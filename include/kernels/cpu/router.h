@@ -1,10 +1,11 @@
-// Routing for mixtures of experts on the CPU: which experts each token goes to, and rows in the order of their experts.
+// Routing for mixtures of experts on the CPU: chooses each token's experts, and sorts rows by expert.
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::route(cx, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());
 //   k::cpu::sort_by_expert(cx, ids, {offsets, order, places}, {tokens, E, top_k});
 //
-// router.h says what they mean, and what reads and adds up the rows. Flags: as in softmax.h.
+// router.h defines ids, weights, offsets, order and places, and has the sources that read rows in the sorted order and
+// sum them up. Compiler flags: as in softmax.h.
 #pragma once
 
 #include "../router.h"
@@ -14,7 +15,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// The number of the largest rank, the lowest of equals.
+// The index of the largest rank; of equal ones the lowest.
 inline int best_of(const uint32_t* ranks, int count) {
   int best = 0;
   for (int i = 1; i < count; ++i) {
@@ -23,7 +24,7 @@ inline int best_of(const uint32_t* ranks, int count) {
   return best;
 }
 
-// Takes out of the choice what is in a group that is not kept.
+// Sets the ranks of the experts in groups that are not kept to 0, which excludes them.
 inline void keep_groups(const Router& options, uint32_t* ranks, int experts) {
   const int groups = options.group_count(), size = experts / groups;
   if (groups == 1) return;
@@ -103,8 +104,8 @@ Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights,
   }
 }
 
-// On one thread: it is a pass over a few numbers for each token.
-// The workspace is the GPU's, which needs one for many choices.
+// Runs on one thread: a single pass over a few numbers for each token. The workspace parameter matches the GPU version,
+// which needs one for many choices.
 inline size_t sort_workspace_bytes(const RouterShape&) { return 0; }
 inline Status sort_by_expert(const Exec& cx, const int32_t* ids, const ExpertOrder& to, const RouterShape& shape,
                              const Workspace& = {}) {

@@ -1,11 +1,11 @@
-// The next token from rows of logits, on the CPU.
+// Draws the next token from rows of logits, on the CPU.
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::sample(cx, k::load(logits, ld), tokens, rows, vocabulary,
 //                  k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
 //
-// Options, limits and results are those of the GPU (sampling.cuh), with host pointers, and the same seed draws the same
-// tokens there.
+// Options, limits and results are those of the GPU (sampling.cuh), with host pointers. The same seed draws the same
+// tokens on both.
 #pragma once
 
 #include "detail/sampling.h"

@@ -4,12 +4,13 @@
 //   k::cpu::softmax(cx, k::load(x, ld), k::store(y, ld), rows, cols);
 //   k::cpu::log_softmax(cx, k::load(x, ld) | k::scale(s) | k::add(k::row(mask)), k::store(y, ld), rows, cols);
 //
-// The same functors as on the GPU, with host pointers. rows >= 0, 0 <= cols <= 2^30, any alignment, any row stride.
-// Types: half, bfloat16, float, double, float8_e4m3, float8_e5m2, int8 in and out, freely mixed; computed in float
-// (double when the source is double). In place is fine. A row that is -inf throughout gives zeros (log-softmax: -inf);
-// a NaN or a +inf makes its row NaN. The same input gives the same bits, whatever the number of threads.
+// The functors are those of the GPU, with host pointers. rows >= 0, 0 <= cols <= 2^30, any alignment, any row stride.
+// Types: half, bfloat16, float, double, float8_e4m3, float8_e5m2, int8 in and out, in any combination. Computed in
+// float (double if the source is double). In-place use is allowed. A row of only -inf gives zeros (log-softmax: -inf);
+// a NaN or +inf makes its row NaN. The same input gives the same bits, whatever the number of threads.
 //
-// Compile with the flags of the machine (-march=native, or -mavx2 -mfma -mf16c): the code takes what they give.
+// Compile with the flags of the target machine (-march=native, or -mavx2 -mfma -mf16c): the code uses the instruction
+// sets that the flags enable.
 #pragma once
 
 #include "detail/row/engine.h"
