@@ -1,4 +1,5 @@
-// Decoding: when decode() takes its kernel for short sequences, and how much a warp takes at a time.
+// Tuning of decode(): when it uses the kernel for short sequences, how keys are split, and how much a warp loads at
+// once.
 #pragma once
 
 #include "../core/macros.h"
@@ -23,29 +24,31 @@ namespace tuning {
 // More, 8 queries, 1,024 keys, two 10.4 (13.4); 4 sequences of 512, four, 10.7 (14.2); 2,048, four, 14.8 (14.7).
 constexpr int kShortTilesOfCluster = 8, kShortTilesOfTwo = 2, kShortTiles = 4;
 
-// Up to how many keys, if the caller says that there are no more (with more than 16 rows of 128 columns also if nothing
-// is said), decode() has two tiles instead of one of twice as many rows, where all tiles run at once: they read keys
-// together, and more blocks wait for memory. H200 (CUDA 13.0, 2026-11, by a program that was not kept), 32 heads over
-// 8, half, two tiles of 8 rows and one of 16: 4 queries on 1,024 keys 8.8 and 12.1 us, 2,048 of 8 sequences 21.2 and
-// 26.6, 32,768 39.8 and 42.2, 131,072 171 and 130; of 64 columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70.
-// With 8 queries of 64 columns two tiles of 16 rows and one of 32, of two teams: 8,192 keys 14.8 and 20.5, 131,072 107
-// and 101. Three or four tiles instead of two took longer.
+// Up to this number of keys decode() uses two tiles instead of one of twice as many rows, if the caller says that there
+// are no more keys (with more than 16 rows of 128 columns also if the caller says nothing) and all tiles run at the
+// same time. The two tiles read the same keys at the same time, and more blocks have loads in flight. H200 (CUDA 13.0,
+// 2026-11), 32 heads over 8, half, microseconds with two tiles of 8 rows and with one of 16:
+// - 4 queries of 128 columns: 1,024 keys 8.8 and 12.1, 2,048 keys of 8 sequences 21.2 and 26.6, 32,768 keys 39.8 and
+//   42.2, 131,072 keys 171 and 130. The same with 64 columns: 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70.
+// - 8 queries of 64 columns, two tiles of 16 rows and one of 32 with two teams: 8,192 keys 14.8 and 20.5, 131,072 107
+//   and 101.
+// - Three or four tiles took longer than two.
 constexpr int kKeysOfTwoTiles = 32768;
 
-// Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more. On an H200 (CUDA 13.0,
-// 2026-11, a program that was not kept), 64 sequences of 4,096 keys, 8 heads of 128 columns, with 16, 32 and 64 keys of
-// int4 at a time: 142, 118 and 108 us, and with one sequence 11.6, 10.6 and 11.4; 16 and 32 of e4m3 134 both.
+// The most bytes of keys and values that a warp loads at a time, unless 16 keys have more. H200 (CUDA 13.0, 2026-11), 8
+// heads of 128 columns, with 16, 32 and 64 keys of int4 at a time: 64 sequences of 4,096 keys 142, 118 and 108 us, one
+// sequence 11.6, 10.6 and 11.4; e4m3 with 16 and 32 keys at a time 134 both.
 constexpr int kDecodeStageBytes = 8 << 10;
 
-// Where two heads of keys share a tile of queries: parts that the keys of a sequence are cut into, at most, with 4 bits
-// and with 8. In more parts each has twice as many rows to leave and to merge, and with 8 bits a head fills a line of
-// memory by itself. The same as above, two heads and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107
-// us, 16 of 8,192 49 and 55, and, by code that decoded 4 bits in fewer instructions, one of 4,096 13.8 and 12.4; e4m3,
-// which is always taken one head at a time by now, 64 sequences of 4,096 keys 127 and 130, 16 39.5 and 36.8.
+// If two heads of keys share a tile of queries: the most parts into which the keys of a sequence are split, with 4 bits
+// and with 8. With more parts, each of them has twice as many rows to write and to merge; and with 8 bits a head fills
+// a cache line by itself. Same GPU, two heads and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107 us,
+// 16 of 8,192 49 and 55, and (with code that decodes 4 bits in fewer instructions) one of 4,096 13.8 and 12.4; e4m3, which now
+// always takes one head at a time, 64 sequences of 4,096 keys 127 and 130, 16 sequences 39.5 and 36.8.
 constexpr int kPairParts4 = 4, kPairParts8 = 1;
 
-// Steps by which entries of page tables are prefetched. The same, half in pages of 16: 251.7 us with 2 or 4, 258.0
-// without.
+// Steps by which entries of page tables are prefetched. Same GPU, half in pages of 16: 251.7 us with 2 or 4, 258.0
+// without prefetch.
 constexpr int kTableStepsAhead = 2;
 
 }  // namespace tuning

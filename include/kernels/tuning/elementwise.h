@@ -1,4 +1,4 @@
-// How copy() shares out its work.
+// Tuning of copy(): how its work is distributed among threads and blocks.
 #pragma once
 
 #include "../core/macros.h"
@@ -6,11 +6,11 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// So many bytes a thread has in flight before it uses the first. Measured on an H200 (CUDA 13.0, 2026-11) by
-// bench_elementwise, 16,384 x 16,384 halves: GELU with 64 bytes 256 us, 32 284, 16 312; SwiGLU, of two operands, with
-// 64 bytes 367 us, 32 436, 128 400.
+// Bytes that a thread loads before it uses the first. H200 (CUDA 13.0, 2026-11), bench_elementwise, 16,384 x 16,384
+// halves: GELU took 256 us with 64 bytes, 284 with 32, 312 with 16; SwiGLU, with two operands, 367 us with 64 bytes,
+// 436 with 32, 400 with 128.
 constexpr int kBytesInFlight = 64;
-// Where there is not enough work for so many blocks on each multiprocessor, threads take fewer packs at a time.
+// With less work than fills so many blocks on each multiprocessor, threads take fewer packs at a time.
 constexpr int kBlocksEach = 8;
 
 }  // namespace tuning
