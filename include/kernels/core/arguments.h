@@ -1,5 +1,6 @@
-// What calls take for a source and for a sink. Each wrong argument gets one message, which says what was meant; calls
-// ask before they name anything that such an argument does not have, and compile nothing behind it:
+// Checks that a call's arguments are a source and a sink. Each wrong argument gets one message that says what was
+// expected. Calls make these checks before they name any member of such an argument, and compile nothing behind a
+// failed one:
 //
 //   if constexpr (!takes_source<In>() || !takes_sink<Out>()) return not_compiled();
 //   else ...
@@ -13,7 +14,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Says how much there is, and how much it should be.
+// The reason states the size that there is and the size that is needed.
 inline Status check_workspace(const Workspace& workspace, size_t needed, size_t alignment = 16) {
   static thread_local char text[128];
   const size_t there = workspace.ptr != nullptr ? workspace.bytes : 0;
@@ -26,7 +27,7 @@ inline Status check_workspace(const Workspace& workspace, size_t needed, size_t 
   return invalid(text);
 }
 
-// For what never runs.
+// For code that never runs: a static_assert has failed.
 inline Status not_compiled() { return unsupported("a call with arguments that do not compile"); }
 
 template <class F>

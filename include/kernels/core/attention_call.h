@@ -1,4 +1,4 @@
-// What every attention call, on the GPU and on the CPU, is told and checks before it does anything.
+// Shape, options and argument checks that all attention calls share, on the GPU and the CPU.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 KERNELS_BEGIN
 
-// `batch` sequences of q_len queries. A query is a row of the source of queries, with its heads side by side: head h
-// begins at column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads /
-// kv_heads). Where rows and heads lie in memory is up to source and sink: k::load(q, heads * dim), or any strides with
-// heads.h.
+// `batch` sequences of q_len queries. A query is a row of the source of queries: head h is columns h * dim to h * dim +
+// dim - 1. A row of the sink is likewise one query's results, with heads of v_dim columns. Head h reads keys and values
+// of head h / (heads / kv_heads). Source and sink determine where rows and heads are in memory: k::load(q, heads *
+// dim), or any strides with heads.h.
 //
-// Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has
-// rows q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has; `tokens`, if it is known, is the most
-// that all have together, which spares attention() on the GPU blocks that find nothing to do where one sequence is much
-// longer than others.
+// Sequence b has rows b * q_len to b * q_len + q_len - 1. With q_offsets (batch + 1 numbers, in the memory space in
+// which the call runs) it has rows q_offsets[b] to q_offsets[b + 1] - 1, and q_len is the maximum of any sequence.
+// `tokens`, if known, is an upper bound on the sum over all sequences; it spares attention() on the GPU idle blocks
+// where one sequence is much longer than the others.
 struct AttentionShape {
   int64_t batch, q_len, heads, kv_heads, dim;
   int64_t v_dim = 0;  // 0: dim
@@ -35,28 +35,32 @@ struct AttentionShape {
   }
 };
 
-// k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives
-// the natural logarithm of each row's sum of exponentials, sinks among them, of query t and head h at p[t * ld + h];
-// -inf where nothing is visible.
+// Options: k::Attention{}.scale(0.1).lse(p).
 //
-// splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch
-// evenly: the keys of each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch.
-// Everything else keeps to that anyway. attention() with a workspace cuts in n parts as well.
+// scale(s): the factor of the logits, by default 1 / sqrt(dim).
 //
-// most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is
-// expected to have more than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a
-// schedule or a merge through memory, which is done sooner. A sequence that has more is right all the same, and slower.
-// attention() with a workspace needs less of it. 0: nothing is known.
+// lse(p, ld): receives the natural logarithm of each row's sum of exponentials, including sinks, of query t and head h
+// at p[t * ld + h]; -inf if no key is visible. ld: by default the number of heads.
 //
-// new_keys(n) is for decode() on the GPU that may begin before the kernel ahead of it has ended (Exec::programmatic):
-// that kernel writes no keys and values but the last n of each sequence, no scales of others, and neither lengths,
-// which count the new keys already, nor offsets, tables of pages or what a score's kv_range() reads. Then kernels on
-// tensor cores for up to 8 rows ask for the first of the old keys at once, if these lie in a view of kv.h and have no
-// scales. With Exec::constant_weights this has to be true of every kernel that may still be running.
+// splits(n), for decode() on the GPU: the keys of each sequence are split into n parts, from 1 to 256 (split-KV). A
+// sequence then has the same bits alone and in any batch. By default decode() splits where that distributes the batch
+// evenly, so bits depend on the batch; all other calls are independent of it anyway. attention() with a workspace uses
+// n parts as well.
 //
-// in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits
-// (sm_90a), for which weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they
-// keep the precision of half.
+// most_keys(n), for decode() on the GPU, which reads the lengths only when the kernel runs: no sequence is expected to
+// have more than n keys. If that is some hundreds, or with few sequences some thousands, decode() uses a kernel without
+// a schedule and without a merge through memory, which takes less time. A sequence with more keys still gets correct
+// results, but slower. attention() needs a smaller workspace. 0: unknown.
+//
+// new_keys(n), for decode() on the GPU with Exec::programmatic: promises that the kernel ahead writes no keys and
+// values except the last n of each sequence, nor scales of other keys, lengths (which already count the new keys),
+// offsets, page tables, or what a score's kv_range() reads. Tensor-core kernels for up to 8 rows then load the first
+// old keys before that kernel has ended, if the keys are in a view of kv.h and have no scales. With
+// Exec::constant_weights the promise must hold for every kernel that may still be running.
+//
+// in_8_bits(), for attention() on the GPU with queries, keys and values of float8_e4m3: products use 8-bit tensor cores
+// (sm_90a), for which softmax weights are rounded to 3 mantissa bits. Without this option, and where there is no such
+// kernel, products keep the precision of half.
 class Attention {
  public:
   Attention() = default;
@@ -76,7 +80,7 @@ class Attention {
   KERNELS_HD int fixed_splits() const { return splits_; }  // 0: none
   int64_t expected_keys() const { return most_keys_; }   // 0: unknown
   KERNELS_HD bool old_keys_ready() const { return old_ready_; }
-  // How many of a sequence's keys are old.
+  // The number of a sequence's keys that are old.
   KERNELS_HD int64_t ready_keys(int64_t keys) const { return greater<int64_t>(0, keys - new_keys_); }
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
@@ -113,7 +117,7 @@ class Attention {
   bool scaled_ = false, wanted_ = false, split_ = false, old_ready_ = false, in_8_bits_ = false;
 };
 
-// Several parts of the keys, each with outputs for the same queries.
+// Several parts of the keys, each with results for the same queries.
 struct MergeShape {
   int64_t parts, tokens, heads, dim;
 };
@@ -136,7 +140,7 @@ KERNELS_OPTIONAL(has_kv_alignment, alignment, std::declval<const F&>().alignment
 KERNELS_OPTIONAL(has_score_check, check, std::declval<const F&>().check(std::declval<const AttentionShape&>()),
                  "k::Status check(const k::AttentionShape& shape) const")
 
-// `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
+// `empty` is set if there is nothing to do. `most_queries`: the most queries of a sequence that the call supports.
 template <class Q, class Kv, class Out, class S>
 Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                        const Attention& options, int64_t most_queries, bool& empty) {
@@ -163,7 +167,7 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()).of("out"));
   if constexpr (has_kv_check<Kv>::value)
     KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
-  // With offsets only the device knows how many rows there are.
+  // With offsets only the device knows the number of rows.
   const int64_t rows = shape.q_offsets == nullptr ? shape.batch * shape.q_len : 1;
   const Plane queries = plane_of(q, rows, shape.heads * shape.dim),
               results = plane_of(out, rows, shape.heads * shape.value_dim());
@@ -173,7 +177,7 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   return {};
 }
 
-// Results in place of the queries, where calls have more conditions on that.
+// For calls with further conditions on writing results in place of the queries.
 template <class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape, bool possible, const char* why_not) {
   return !possible &&
@@ -182,7 +186,7 @@ Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape, b
              : Status{};
 }
 
-// Whether merge_states takes them.
+// Whether merge_states accepts these types; if not, a static_assert says why.
 template <class O, class L, class Out>
 constexpr bool takes_states() {
   constexpr bool right = takes_source<O>() && takes_source<L>() && takes_sink<Out>();

@@ -1,5 +1,5 @@
-// DecodeMode: how decode() is asked to multiply. AttentionPlan: how a call of attention would run, and why it does not
-// run faster; attention_plan() and decode_plan() fill it in.
+// DecodeMode: which arithmetic decode() uses. AttentionPlan: how an attention call would run, and why not faster;
+// attention_plan() and decode_plan() fill it in.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 KERNELS_BEGIN
 
-// How decode() multiplies.
+// Which arithmetic decode() uses.
 enum class DecodeMode {
-  automatic,  // precise where it can be, otherwise plain; with more than 8 rows over latents (docs/decode.md) tensor
+  automatic,  // precise if possible, otherwise plain; with more than 8 rows over latents (docs/decode.md): tensor
   plain,  // CUDA cores, all in float
   tensor,  // tensor cores, weights rounded to 16 bits
   precise,  // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as

@@ -1,4 +1,4 @@
-// What every row call, on the GPU and on the CPU, checks before it does anything.
+// Argument checks that all row calls share, on the GPU and the CPU.
 #pragma once
 
 #include "arguments.h"
@@ -16,7 +16,7 @@ inline Status check_shape(int64_t rows, int64_t cols) {
   return {};
 }
 
-// The explicit compute type of a OneFlow call, if there is one, is the one that the load produces.
+// The explicit compute type of a OneFlow call, if given, must be the one that the load produces.
 template <class Source, class Compute>
 constexpr void check_compute() {
   if constexpr (is_source<Source> && !std::is_void<Compute>::value) {
@@ -25,18 +25,18 @@ constexpr void check_compute() {
   }
 }
 
-// Sinks that see the values of a group of columns before they write it.
+// Sinks that need all values of a group of columns before they write it.
 template <class F>
 struct IsByGroup : SinksGroups<F> {};
 template <class F>
 constexpr bool by_group = AnyPart<IsByGroup, F>::value;
 
-// Maps that make one value of two, of which a sink gets them from products alone.
+// Maps that join two values into one; only products hand their sinks two values.
 KERNELS_DETECT(declares_joining, F::joins_two)
 template <class F>
 struct JoinsTwo : declares_joining<F> {};
 
-// Whether copy() and row operations do.
+// Whether copy() and row operations accept these types; if not, a static_assert says why.
 template <class Source, class Sink>
 constexpr bool takes_values() {
   constexpr bool joins = AnyPart<JoinsTwo, Sink>::value, right = takes_source<Source>() && takes_sink<Sink>();
@@ -52,7 +52,7 @@ constexpr bool takes_values() {
   }
   return right && !joins && !by_head<Sink>;
 }
-// `empty` is set when there is nothing to do.
+// `empty` is set if there is nothing to do.
 template <class Source, class Sink>
 Status check_operands(const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
   empty = rows == 0 || cols == 0;

@@ -1,4 +1,4 @@
-// Rows that begin at any element: where their aligned packs lie, and what is left on both sides of these.
+// Rows that begin at any element: where their aligned packs are, and which elements remain at both ends.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Where rows begin, in elements modulo the width of a pack: the first one, and how much further each next one.
+// Where rows begin, in elements modulo the width of a pack: the first row's phase, and the step from row to row.
 struct RowPhase {
   uint32_t first = 0, step = 0;
   KERNELS_HD uint32_t at(int64_t row) const { return first + step * uint32_t(row); }
 };
 
-// A row of `cols` columns that begins `phase` elements behind a multiple of `pack`, a power of two. Its packs lie at
-// multiples of that, at columns head, head + pack, ... before `end`, with pack - 1 columns more on either side: what is
-// read around a pack lies in the row. 4 * pack - 4 elements at most are left, some before head and some from `end` on.
+// A row of `cols` columns that begins `phase` elements after a multiple of `pack`, a power of two. Its aligned packs
+// begin at columns head, head + pack, ... below `end`, with at least pack - 1 columns on either side, so that the words
+// read around a pack are inside the row. At most 4 * pack - 4 elements remain: those before head and those from `end`
+// on.
 struct RowEnds {
   int head, end, cols;
 
@@ -26,21 +27,21 @@ struct RowEnds {
     const int room = columns - (pack - 1) - head;
     end = head + (room > 0 ? room & ~(pack - 1) : 0);
   }
-  // A row that is packs throughout.
+  // A row without single elements at its ends.
   static KERNELS_HD RowEnds none(int columns) { return RowEnds(0u, 1, columns); }
-  // How many packs such a row has at most.
+  // An upper bound on the packs of such a row.
   static constexpr int64_t most_packs(int64_t columns, int pack) {
     return columns < 2 * pack - 2 ? 0 : (columns - 2 * pack + 2) / pack;
   }
 
   KERNELS_HD int left() const { return cols - (end - head); }
-  // The column of the i-th element that is left.
+  // The column of the i-th remaining element.
   KERNELS_HD int column(int i) const { return i < head ? i : end + (i - head); }
 };
 
-// What one lane of a warp works on when the blocks of a cluster and their warps share the columns [from, to) of a row:
-// `width` columns per block and `warp_width` per warp, side by side, and of these every 32nd pack, from `first` on and
-// before `end`.
+// The columns of one lane if the blocks of a cluster and their warps share the columns [from, to) of a row. Each block
+// has `width` contiguous columns, each of its warps `warp_width`, and the lane every 32nd pack of these, from `first`
+// on and below `end`.
 struct LaneColumns {
   int first, end;
 

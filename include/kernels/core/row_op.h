@@ -1,31 +1,31 @@
-// The row ops: what is computed, apart from where a row lives and how it is read and written. GPU and CPU engines
-// drive these same structs.
+// Row ops: what softmax, LayerNorm and RMSNorm compute, independent of where a row is kept and how it is read and
+// written. The GPU and CPU engines use the same structs.
 //
 // A RowOp<C> (C: float or double) reduces a row to a State and then maps every element:
 //
-//   State                                default-constructed: nothing seen yet
+//   State                                default-constructed: empty
 //   merge(State& into, State from)       any order, any split of the row
 //   Result finish(State, Count)          once per row, with the number of columns
 //   write_row(Result, row)               once per row, by one thread: per-row outputs
 //
-//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
-//   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
-//   centers_fast                         whether center() costs little: then it waits for the row's state
+//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row that has x
+//   Linear linear(State, Result)         the value from a centered value: value * a + b
+//   centers_fast                         whether center() is cheap: then it runs only when the row's state is known
 //
-// The CPU makes the State of a block itself: it centers the block on a state that has only seen some of it, and sums
-// what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row/lanes.h.
+// The CPU engine computes the State of a block itself, in vectors: it centers the block on a state that covers only
+// some of it, and sums the results. InLanes in cpu/detail/row/lanes.h says how for each op.
 //
-// A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
-//   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
-//                                        more than once; packs.typical() is the mean of a quarter of their values (of 4
-//                                        at least, where there are 4), packs.count() the Count of all
-//   folds_twice                          whether take() asks for a fold more than once
-//   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
-//                                        lanes.first(v) is of the first one, lanes.total(n) is the Count of all values
+// A GPU thread takes several packs at once, and then combines its state with those of the neighbouring threads:
+//   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack), callable more than
+//                                        once; packs.typical() is the mean of a quarter of the values (at least 4,
+//                                        if there are 4), packs.count() the Count of all
+//   folds_twice                          whether take() calls fold() more than once
+//   State gather(State, lanes)           combines the states of all lanes. lanes.sum(v), lanes.max(v) reduce over them,
+//                                        lanes.first(v) is the first lane's v, lanes.total(n) the Count of all values
 //
-// Row sinks (concepts.h) have a State, too, and take finished values in by
+// Row sinks (concepts.h) have a State as well, which takes finished values by
 //   accumulate(State&, Pack, valid)      the first `valid` values of a pack, with padding behind them
-//   padding()                            a value that does not change a state; only on the CPU are packs partly filled
+//   padding()                            a value that does not change a state; only the CPU has partial packs
 #pragma once
 
 #include "softmax_state.h"
@@ -47,7 +47,7 @@ struct Linear {
 
 namespace detail {
 
-// What softmax and log-softmax share.
+// The common part of softmax and log-softmax.
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
@@ -77,8 +77,8 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
   template <int N>
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return exp_minus(x, s.reference()); }
   KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
-    // The part of s may be hidden while the rest lies far below 0: then there is nothing to scale, but exp would
-    // overflow.
+    // This part of the row may be hidden while the rest is far below 0: then there is nothing to scale, and exp must
+    // not overflow.
     return {exp(lesser(s.reference() - r.reference, C(0))) * r.scale, C(0)};
   }
 };
@@ -86,7 +86,7 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
 template <class C>
 struct LogSoftmaxOp : detail::SoftmaxBase<C> {
   using State = SoftmaxState<C>;
-  // log l is kept apart from m: m + log l would round away the small part of it under a large m.
+  // log l is kept apart from m: the sum m + log l would lose the low bits of log l under a large m.
   struct Result {
     C reference;
     C log_sum;
@@ -104,7 +104,7 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
   }
 };
 
-// Per-row outputs are float, or double for double rows; a null pointer means not wanted.
+// Per-row outputs are float, or double for double rows. A null pointer means that the output is not wanted.
 namespace detail {
 class RowOutput {
  public:
@@ -137,7 +137,7 @@ struct LayerNormOp {
   static constexpr bool folds_twice = false, centers_fast = true;
   struct Result {
     C mean;
-    C mean_low;  // what rounding took from the mean
+    C mean_low;  // the rounding error of the mean
     C rstd;
   };
 
@@ -197,7 +197,7 @@ struct RmsNormOp {
   KERNELS_HD Linear<C> linear(const State&, const Result& r) const { return {r.rstd, C(0)}; }
 };
 
-// Rows as they are, for a sink that wants to know something of a row before it writes it.
+// Leaves rows unchanged, for a sink that needs a value of the whole row first.
 template <class C>
 struct AsItIsOp {
   struct State {
@@ -223,8 +223,8 @@ struct AsItIsOp {
 
 class RmsNorm;
 
-// k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row. OneFlow's name for rstd,
-// 1 / sqrt(variance + eps), is inv_variance.
+// k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value for each row. rstd is OneFlow's
+// inv_variance, 1 / sqrt(variance + eps).
 class LayerNorm {
  public:
   LayerNorm() = default;
@@ -257,8 +257,8 @@ class LayerNorm {
   detail::RowOutput mean_, rstd_;
 };
 
-// k::RmsNorm{}.eps(1e-6).rstd(rstd). For a weight stored minus one: affine(one_plus(weight)); for Hugging Face's cast
-// before the multiplication: round_to<half>() | affine(weight).
+// k::RmsNorm{}.eps(1e-6).rstd(rstd): rstd receives one value for each row. For a weight stored minus one:
+// affine(one_plus(weight)); for Hugging Face's cast before the multiplication: round_to<half>() | affine(weight).
 class RmsNorm {
  public:
   RmsNorm() = default;
@@ -286,7 +286,7 @@ class RmsNorm {
   detail::RowOutput rstd_;
 };
 
-// Softmax has no options; the struct carries the op through the same door as the others.
+// Softmax has no options; the struct passes the op to the engine like the others.
 struct Softmax {
   template <class C>
   SoftmaxOp<C> op() const { return {}; }
@@ -299,7 +299,7 @@ struct LogSoftmax {
 };
 
 namespace detail {
-// Of copy(), where the sink looks at rows.
+// For copy(), if the sink needs values of the whole row.
 struct AsItIs {
   template <class C>
   AsItIsOp<C> op() const { return {}; }

@@ -1,6 +1,6 @@
-// RowPolicy: where a row of softmax, layernorm or rmsnorm lives between being read and being written.
+// RowPolicy: where softmax, layernorm or rmsnorm keeps a row between its two passes.
 //
-// Leave it out and the tuning table chooses. A caller who knows better fills in what matters and leaves the rest 0:
+// Without a policy the tuning table chooses. Set the fields that matter and leave the others 0:
 //
 //   k::softmax(ex, in, out, rows, cols, k::RowPolicy{k::Residency::registers, /*threads*/ 256, /*cluster*/ 2});
 //
@@ -17,9 +17,9 @@ enum class Residency {
   automatic,
   group,  // registers of 1 to 32 lanes of a warp
   registers,  // registers of a block, or of the blocks of a cluster
-  shared,  // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
+  shared,  // shared memory of a block, or of the blocks of a cluster; what does not fit is read twice
   streamed,  // nowhere: the row is read twice
-  split,  // nowhere, and the row is shared by many blocks: two launches, needs a workspace; in code without clusters
+  split,  // nowhere, and many blocks share a row: two launches, needs a workspace; for code without clusters
 };
 
 struct RowPolicy {
@@ -28,13 +28,13 @@ struct RowPolicy {
   int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
   int max_pack = 0;        // an upper limit on the pack width; 0: none
   int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
-  // A row's results have the same bits however many rows there are and whichever of them it is, for the same columns,
-  // types, strides, alignment and GPU. Few long rows, which more blocks would share otherwise, take longer, and rows
-  // that begin differently between multiples of 16 bytes are moved element for element. Not with split.
+  // A row's results have the same bits however many rows there are and whichever row it is, for equal columns, types,
+  // strides, alignment and GPU. Few long rows, which more blocks would otherwise share, take longer; and rows that
+  // begin at different offsets from multiples of 16 bytes are moved element by element. Not with split.
   bool batch_invariant = false;
 };
 
-// What a call does: the policy with every field filled in.
+// What a call does: the policy with every field set.
 struct RowPlan {
   RowPolicy policy;
   int pack = 0;       // elements per memory transaction
@@ -42,10 +42,10 @@ struct RowPlan {
   int width = 0;      // columns per block
   int warp_width = 0; // columns per warp
   int count = 0;      // group, registers, streamed: packs per thread, where all have the same number
-  int kept = 0;  // of the steps in which a thread goes through its part of the row: those that stay in shared memory
+  int kept = 0;  // of the steps of a thread through its part of the row: those kept in shared memory
   bool ends =
-      false;  // whether packs begin where each row is aligned, and single elements are left on both sides of them
-  const char* why_not = "";  // why packs are not the widest, or are cut when they are written; or ""
+      false;  // whether packs begin at each row's first aligned address, with single elements at both ends
+  const char* why_not = "";  // why packs are not the widest, or are split when written; or ""
 };
 
 namespace detail {

@@ -1,5 +1,5 @@
-// Whether a sink that looks at a row, or at a group of its columns, before it writes it has all that engines ask of it
-// (concepts.h lists that): those of the CPU and of the GPU nearly alike, so that it does for both.
+// Checks that a sink which needs values of a row, or of a group of columns, before it writes has all the members that
+// concepts.h lists. CPU and GPU engines need nearly the same ones, so one check serves both.
 #pragma once
 
 #include "concepts.h"
@@ -7,10 +7,10 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of groups of columns.
+// A sink for groups of columns.
 KERNELS_DETECT(SinksGroups, F::by_group)
 
-// What any value becomes, and nothing but a value.
+// Converts from any value, but not from void.
 struct AnyValue {
   template <class V>
   AnyValue(const V&);
@@ -20,7 +20,7 @@ typename F::State& its_state();
 template <class F>
 const typename F::State& its_const_state();
 
-// Packs are of floats or of doubles, whichever the member takes.
+// Packs are of float or of double, whichever the member accepts.
 #define KERNELS_DETECT_PACKS(name, expression)                              \
   template <class F, class C, class = void>                                 \
   struct name##_of : std::false_type {};                                    \
@@ -33,10 +33,10 @@ KERNELS_DETECT(begins_state, (typename F::State{}))
 KERNELS_DETECT(has_padding, double(std::declval<const F&>().padding()))
 KERNELS_DETECT_PACKS(accumulates, std::declval<const F&>().accumulate(its_state<F>(), std::declval<Pack<C, 1>>(), 1))
 KERNELS_DETECT(merges, std::declval<const F&>().merge(its_state<F>(), its_const_state<F>()))
-// One that leaves both as they are, and returns what they make together.
+// A merge() that changes neither argument and returns the result: a mistake.
 KERNELS_DETECT(returns_merged, AnyValue(std::declval<const F&>().merge(its_const_state<F>(), its_const_state<F>())))
-// By its name alone: of a sink in an unnamed namespace the GPU's compiler would say that nobody calls what was asked
-// for with other lanes than its own. Nor is padding() asked for there, which is for the CPU.
+// Tested by name only: for a sink in an unnamed namespace nvcc would warn that functions are never called which were
+// only tested with another type of lanes. padding() is not tested on the GPU, as only the CPU needs it.
 KERNELS_NAME_OF_FUNCTION(gather)
 template <class F>
 struct gathers : std::integral_constant<bool, names_gather<F>::value || std::is_final<F>::value> {};
@@ -56,7 +56,7 @@ KERNELS_DETECT_PACKS(stores_scaled, std::declval<const F&>().store(std::declval<
 #define KERNELS_LACKS_OF_ROW "a sink with a State, which looks at a row before it writes it, lacks "
 #define KERNELS_LACKS_OF_GROUP "a sink by_group, which looks at a group of columns before it writes it, lacks "
 
-// Of several that are missing, the first one is named.
+// If several members are missing, the message names the first one.
 template <class F>
 constexpr bool row_sink_fits() {
   constexpr bool state = begins_state<F>::value, accumulate = state && accumulates<F>::value,
@@ -104,7 +104,7 @@ constexpr bool group_sink_fits() {
 template <class F>
 constexpr bool row_or_group_sink_fits() {
   if constexpr (!is_row_sink<F> || !has_row_state<F>::value)
-    return true;  // or what it is made of has the state
+    return true;  // or one of its parts has the state
   else if constexpr (SinksGroups<F>::value)
     return group_sink_fits<F>();
   else

@@ -1,17 +1,18 @@
-// What sampling on the GPU and on the CPU share: the options and, in sampling_numbers.h, the arithmetic that decides.
-// sampling_search.h has the search for the token itself, sampling_row.h what is done with a row.
+// Sampling: options and arithmetic that the GPU and the CPU share. sampling_numbers.h has the arithmetic that decides,
+// sampling_search.h the search for the token, sampling_row.h the treatment of a row.
 //
-// Both draw the same token from the same logits and the same seed, whatever the number of threads or blocks, because
-// nothing that decides is rounded twice. A logit becomes an integer, its level: how far it lies below the largest logit
-// of its row, in units of 2^-24 of a factor of two. The level's weight is 2^40 2^(-level / 2^24), in integers as well,
-// so that sums of weights do not depend on their order. A token more than a factor of 2^40 behind the likeliest one has
-// no weight.
+// Both draw the same token from the same logits and seed, whatever the number of threads or blocks, because every
+// decision is made in integers. A logit becomes an integer, its level: its distance below the largest logit of the row,
+// in units of 2^-24 of a factor of two. The weight of a level is 2^40 2^(-level / 2^24), an integer as well, so sums of
+// weights do not depend on their order. A token that is less likely than the likeliest one by more than a factor of
+// 2^40 has weight 0.
 //
-// Tokens are ordered by their logits, the largest first, those with the same logit by their ids, the lowest first.
-// Every filter keeps a beginning of that order (but typical(), which has an order of its own). The draw is the first
-// token at which the weights so far exceed a random share of their sum: in that order if there is a top_k() of up to
-// kFew, otherwise in that of ids, in which a row need not be sorted. Nor is it for top_p() alone: a token is drawn from
-// all, and again from those ahead of it until it is one that top_p() keeps.
+// Tokens are ordered by their logits, the largest first; equal logits by id, the lowest first. Every filter keeps a
+// prefix of that order (except typical(), which has an order of its own). The draw is the first token at which the
+// cumulative weight exceeds a random share of the total. Tokens are cumulated in the order of logits if there is a
+// top_k() of up to kFew, otherwise in the order of ids, which needs no sorting. top_p() alone needs no sorting either:
+// a token is drawn from all; if top_p() would drop it, the next one is drawn from the tokens ahead of it, until top_p()
+// keeps it.
 #pragma once
 
 #include <cmath>
@@ -23,7 +24,7 @@
 
 KERNELS_BEGIN
 
-// What is said of each row, where Sampling{}.status(p) asks for it. All but ok come with token -1.
+// The status of a row, written if Sampling{}.status(p) is set. All but ok come with token -1.
 enum class Sampled : int32_t {
   ok,
   nan,        // one of the row's logits is NaN
@@ -33,7 +34,7 @@ enum class Sampled : int32_t {
 
 namespace detail {
 
-// A parameter: one number for all rows, or a pointer to those of the rows, `stride` apart.
+// A parameter: one number for all rows, or a pointer to one for each row, `stride` apart.
 template <class T>
 class RowValue {
  public:
@@ -67,7 +68,7 @@ class RowValue {
   bool on_device_ = false;
 };
 
-// Where ids of tokens are written, or read: int32_t or int64_t.
+// An array of token ids that is written or read: int32_t or int64_t.
 class TokenOutput {
  public:
   TokenOutput() = default;
@@ -102,7 +103,7 @@ struct StridedRows {
   KERNELS_HD const T* at(int64_t row) const { return p + row * ld; }
 };
 
-// How often a token occurs in a list, and whether among those of the prompt, in one number.
+// How often a token occurs in a list and whether in its prompt part, in one number.
 struct Occurrences {
   static constexpr int32_t kInPrompt = 1 << 30;
   static KERNELS_HD int32_t with(int32_t so_far, bool in_prompt) { return in_prompt ? so_far | kInPrompt : so_far + 1; }
@@ -125,7 +126,7 @@ struct SampleOptions {
   int32_t* status = nullptr;
 
   KERNELS_HD bool penalized() const { return counts.p != nullptr || previous.p != nullptr; }
-  // Whether logits of tokens in previous() change, and no others.
+  // Whether only logits of tokens in previous() change.
   KERNELS_HD bool only_listed() const {
     return previous.p != nullptr && counts.p == nullptr && !(soft_cap > 0.f) && bias.p == nullptr &&
            allowed.p == nullptr;
@@ -135,7 +136,7 @@ struct SampleOptions {
   }
 };
 
-// Logarithms of a row's probabilities: of its largest logits, and of one token.
+// Log-probabilities of a row: of its largest logits, and of one given token.
 class LogProbOutputs {
  public:
   TokenOutput chosen, ids;
@@ -144,7 +145,7 @@ class LogProbOutputs {
   bool says_chosen = false, says_top = false;
 };
 
-// A drafter that is certain of its token, and one whose probabilities are known.
+// A drafter that is certain of its token, and one with known probabilities.
 struct Certain {
   static Status check(int64_t, int64_t) { return {}; }
   KERNELS_HD float at(int64_t, uint32_t id, uint32_t token) const { return id == token ? 1.f : 0.f; }
@@ -162,9 +163,9 @@ constexpr int64_t kMostDrafts = 65535;
 
 }  // namespace detail
 
-// Drafted tokens of sequences: rows of a matrix of int32_t or int64_t, and the probabilities that the drafter had for
-// all tokens of the vocabulary, a source whose row sequence * drafts + i is that of draft i. Without them the drafter
-// is taken to have been certain, as one is that looks tokens up. A token that is none, such as -1, ends a sequence's
+// Drafted tokens: rows of a matrix of int32_t or int64_t, a row for each sequence; and q, a source of the probabilities
+// that the drafter gave to all tokens of the vocabulary, with row sequence * drafts + i for draft i. Without q the
+// drafter counts as certain, as a look-up drafter is. An entry that is not a token, such as -1, ends the sequence's
 // drafts before it.
 template <class Q>
 struct Drafts {
@@ -186,9 +187,9 @@ struct VerifyShape {
   int64_t rows() const { return int64_t(uint64_t(sequences) * (uint64_t(drafts) + 1)); }
 };
 
-// What log_probs() gives: k::LogProbs{}.of(tokens, log_probs) those of one token of each row; .top(n, ids, log_probs,
-// ld) the n largest of each row, n up to 256, in order, with their ids. A null pointer to ids or log_probs of top():
-// not wanted.
+// Outputs of log_probs(). k::LogProbs{}.of(tokens, log_probs): of one token of each row. .top(n, ids, log_probs, ld):
+// of the n largest of each row, in descending order with their ids; n is at most 256, and ids or log_probs may be null
+// if not wanted.
 class LogProbs {
  public:
   template <class T>
@@ -233,31 +234,31 @@ class LogProbs {
   detail::LogProbOutputs o_;
 };
 
-// What happens to a row of logits before a token is drawn from it, in this order, which is that of Hugging Face's
-// generate():
+// The options, in the order in which they apply to a row of logits before a token is drawn, which is that of Hugging
+// Face's generate():
 //
 //   soft_cap(cap)                     cap * tanh(logit / cap); 0: none
 //   bias(p, ld)                       adds p[row * ld + token], floats; ld 0: the same for all rows
-//   repetition_penalty(r)             for tokens that occurred: logits below 0 times r, others divided by it
-//   frequency_penalty(f), presence_penalty(p)   minus f times how often they occurred, minus p
+//   repetition_penalty(r)             for tokens that occurred: logits below 0 times r, others divided by r
+//   frequency_penalty(f), presence_penalty(p)   minus f times the number of occurrences, minus p
 //   allowed(words, ld)                hides tokens whose bit is 0: bit token % 32 of words[row * ld + token / 32]
-//   temperature(t)                    logits divided by t; 0: the largest logit's token, whatever the filters
-//   top_k(k)                          the k largest; 0, -1, or no fewer than the vocabulary has: all
-//   top_p(p)                          the largest whose probabilities add up to p; one at least; 1: all
-//   min_p(p)                          those with at least p times the largest probability; 0: all
-//   typical(p)                        those with an information nearest to the entropy whose probabilities add up to p;
-//                                     1: all
+//   temperature(t)                    logits divided by t; 0: greedy, the largest logit's token, whatever the filters
+//   top_k(k)                          keeps the k largest; 0, -1, or at least the vocabulary size: all
+//   top_p(p)                          keeps the largest whose probabilities add up to p, at least one; 1: all
+//   min_p(p)                          keeps those with at least p times the largest probability; 0: all
+//   typical(p)                        keeps those with an information nearest to the entropy whose probabilities add up
+//                                     to p; 1: all
 //
-// Tokens that occurred: previous(tokens, ld, lengths), the first lengths[row] of tokens[row * ld], in which numbers
-// that are no token are passed over, or counts(p, ld), which is how often each token of the vocabulary did, p[row * ld
-// + token]; or both. All penalties see them all, as in generate(), unless prompts(p) says that the first p[row] of
-// previous() are the prompt's: these count for repetition_penalty() alone, as engines that serve it have it.
+// Tokens that occurred are given by previous(tokens, ld, lengths), the first lengths[row] entries of tokens[row * ld],
+// which may contain numbers that are not tokens; or by counts(p, ld), where p[row * ld + token] is the number of
+// occurrences; or by both. All penalties apply to all of them, as in generate(). With prompts(p), the first p[row]
+// entries of previous() are the prompt, to which only repetition_penalty() applies, as in serving engines.
 //
-// Parameters are numbers, or pointers to one for each row where the call runs, (p) or (p, stride): with a stride of 0
-// one number there is for all rows. So are seed(s) and step(s), which may change between replays of a graph. A row's
-// draw depends on the seed, the step and, unless each row has a seed of its own, on its number.
+// A parameter is a number, or a pointer in the memory space in which the call runs: (p) for one number per row, (p,
+// stride) with stride 0 for one number for all rows. So are seed(s) and step(s), which may change between replays of a
+// graph. A row's draw depends on the seed, the step and, unless each row has its own seed, on the row's index.
 //
-// Arrays where the call runs: status(p) gets a Sampled for each row.
+// status(p): an array, in the memory space in which the call runs, that receives a Sampled for each row.
 class Sampling {
  public:
   using Number = detail::RowValue<float>;
@@ -323,7 +324,7 @@ namespace detail {
 KERNELS_HD bool within_numbers(float x, float low, float high) { return x >= low && x <= high; }
 constexpr float kMostFloat = 3.402823466e38f;
 
-// Of how many of the largest tokens top_k lets one be drawn; 0: of all.
+// The number of largest tokens that top_k keeps; 0: all.
 KERNELS_HD int32_t kept_by(int32_t top_k, int64_t vocabulary) { return top_k > 0 && top_k < vocabulary ? top_k : 0; }
 
 // The parameters of one row.

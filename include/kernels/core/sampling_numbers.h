@@ -1,5 +1,5 @@
-// Numbers of sampling that come out the same on the CPU and the GPU: operations that round once, keys of logits, and
-// levels with their weights. sampling.h says what they are for.
+// Arithmetic of sampling with equal results on the CPU and the GPU: operations that round once, integer keys of logits,
+// levels and their weights (sampling.h explains these).
 #pragma once
 
 #include "math.h"
@@ -7,8 +7,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// One operation, rounded once, which no compiler makes one of with the next. A double holds a product of floats, and
-// their sum or quotient rounded to it rounds to the right float.
+// One operation, rounded once, which no compiler fuses with the next. On the host a double holds a product of floats
+// exactly; sums and quotients in double, rounded to float, are correct as well.
 KERNELS_HD float add_once(float a, float b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __fadd_rn(a, b);
@@ -48,7 +48,7 @@ KERNELS_HD uint64_t high_product(uint64_t a, uint64_t b) {
 #endif
 }
 
-// Floats as integers of the same order. -0 is 0; a NaN, whatever its sign, is above all others.
+// Keys: integers with the order of the floats. -0 equals 0; a NaN of either sign is above all others.
 constexpr uint32_t kNanKey = 0xffffffffu, kLowestKey = 0x007fffffu;  // -infinity
 KERNELS_HD uint32_t key_of(float x) {
   const uint32_t bits = x == 0.f ? 0u : bit_cast<uint32_t>(x);
@@ -63,8 +63,8 @@ constexpr int kLevelBits = 24, kWeightBits = 40;
 constexpr uint32_t kNoLevel = uint32_t(kWeightBits) << kLevelBits;  // the largest level, which has no weight
 constexpr int64_t kMostVocabulary = int64_t(1) << 22;                   // sums of weights have 62 bits
 
-// What 2^(1 - f) has above 1, in units of 2^-32, for the fraction f of a level: g (a1 + g (a2 + ...)) with g = 1 - f,
-// good to 2^-23.
+// 2^(1 - f) - 1 in units of 2^-32, for the fraction f of a level: g (a1 + g (a2 + ...)) with g = 1 - f, accurate to
+// 2^-23.
 KERNELS_HD uint32_t power_of(uint32_t level) {
   const uint32_t g = ~(level << (32 - kLevelBits));
   uint32_t p = high_product(0x7a5d3fu, g) + 0x24ef0aau;
@@ -77,7 +77,7 @@ KERNELS_HD uint64_t weight_of(uint32_t level) {
   return (uint64_t(1) << 32 | power_of(level)) << (kWeightBits - 33) >> (level >> kLevelBits);
 }
 
-// The last level that has at least this weight, which the first one has.
+// The last level with at least this weight; level 0 has it.
 KERNELS_HD uint32_t last_level_of(uint64_t weight) {
   uint32_t last = 0;
   KERNELS_ROLLED
@@ -87,7 +87,7 @@ KERNELS_HD uint32_t last_level_of(uint64_t weight) {
   return last;
 }
 
-// The levels of a row, in which no logit is above the top.
+// The levels of a row whose largest key is top_key.
 struct Levels {
   float top, scale;
   KERNELS_HD Levels(uint32_t top_key, float temperature)
@@ -95,16 +95,16 @@ struct Levels {
   KERNELS_HD uint32_t of(float x) const {
     const float below = (top - x) * scale;  // NaN where both are infinite
 #if defined(KERNELS_DEVICE_CODE)
-    return lesser(__float2uint_rz(below), kNoLevel);  // which makes 0 of NaN, and the largest number of those above it
+    return lesser(__float2uint_rz(below), kNoLevel);  // makes NaN 0, and too large numbers the largest integer
 #else
-    const float inside = below < float(kNoLevel) ? below : float(kNoLevel);  // also instead of NaN
+    const float inside = below < float(kNoLevel) ? below : float(kNoLevel);  // NaN becomes kNoLevel as well
     return x == top ? 0u : uint32_t(int32_t(inside));
 #endif
   }
   KERNELS_HD uint32_t operator()(uint32_t key) const { return of(logit_of(key)); }
 };
 
-// cap * tanh(x / cap), good to 2^-24 of the cap.
+// cap * tanh(x / cap), accurate to 2^-24 of the cap.
 KERNELS_HD float capped(float x, float cap) {
   const float z = over_once(x, cap), a = magnitude(z);
   if (!(a < 16.f)) return x != x ? x : copy_sign(cap, x);

@@ -1,5 +1,5 @@
-// What is done with one row of logits: sampling, verifying of drafts, log-probabilities, by whoever drives a Row of
-// core/sampling_search.h.
+// The treatment of one row of logits: drawing a token, verifying a draft, log-probabilities. The engines call it with a
+// Row as core/sampling_search.h describes.
 #pragma once
 
 #include "sampling_search.h"
@@ -7,7 +7,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The random numbers of a row: for its token, and for whether a draft is accepted; and those of further tries.
+// The random numbers of a row: for its token, for accepting a draft, and for further tries.
 struct RowDraw {
   uint64_t seed, token, draft;
   KERNELS_HD RowDraw(const SampleOptions& o, int64_t row, uint64_t steps_on) : seed(o.seed.at(row)) {
@@ -31,8 +31,9 @@ KERNELS_HD void write_sampled(const SampleOptions& o, const TokenOutput& tokens,
   if (o.status != nullptr) o.status[number] = int32_t(status);
 }
 
-// Draws a token in the order of ids: shared().edge. top_p: of those that are kept so far, unless it is 1. No token that
-// it keeps is behind one that it does not, so what was drawn in vain need not be looked at again, nor what is behind.
+// Draws a token in the order of ids; it is in shared().edge afterwards. top_p: applied to what the other filters keep,
+// by rejection, unless it is 1. top_p keeps a prefix of the tokens ordered by logit, so a rejected token and all behind
+// it can be excluded from the next try.
 template <class Row, class V>
 KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float top_p, RowDraw draw) {
   visit.stage = Stage::draw;
@@ -50,7 +51,7 @@ KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float t
       share = share_of(top_p, mass);
       visit.kept.least_weight = at_least;
       if (at_least > 0) continue;
-    } else if (mass == 0) {  // nothing is left where a draft has all that the row has
+    } else if (mass == 0) {  // the remaining weights are all 0: the draft has all of the row's weight
       visit.draft.give_up();
       continue;
     }
@@ -61,8 +62,8 @@ KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float t
   }
 }
 
-// The filters, one after the other, until the tokens that are left are listed. k: of top_k(), 0: all. exactly: whether
-// top_p() is applied here, and not by trying again.
+// Applies the filters one after the other until the remaining tokens fit into the list. k: of top_k(), 0: all. exactly:
+// whether top_p() is applied here, and not by rejection.
 template <class Row, class V>
 KERNELS_HD void narrow_down(Row& row, const SampleShared& s, V& visit, const SampleRules& rules, int k, bool exactly,
                             bool& listed) {
@@ -95,7 +96,7 @@ KERNELS_HD void narrow_down(Row& row, const SampleShared& s, V& visit, const Sam
   }
 }
 
-// A token for one row, or kAccepted. `number`: where the token is written.
+// Draws a token for one row, or writes kAccepted. `number`: where the token is written.
 template <class Row, class Draft>
 KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number,
                            int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw, const Draft& draft) {
@@ -120,7 +121,7 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
     row.sync();
     listed = s.listed <= uint32_t(kFew);
   }
-  // The drafts and typical() are about the probabilities of what top_p() keeps.
+  // A draft, and typical(), need the probabilities after top_p().
   const bool exactly = rules.typical < 1.f || visit.draft.drafted();
   narrow_down(row, s, visit, rules, k, exactly, listed);
   if (listed) {
@@ -193,14 +194,14 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
   }
 }
 
-// ---- what is done with each row, by whoever drives them -------------------------------------------------------------
+// ---- what the engines do with each row ------------------------------------------------------------------------------
 
 template <class Source_>
 struct SampleProblem {
   using Source = Source_;
   static constexpr bool kOnlyDraws = true;  // sample_row() without a draft
   Source source;
-  int64_t rows, vocabulary;  // before the options, which calls that need few of these do not wait for
+  int64_t rows, vocabulary;  // before the options, so that calls that need few options do not wait for them
   TokenOutput tokens;
   SampleOptions options;
 
@@ -211,7 +212,7 @@ struct SampleProblem {
   }
 };
 
-// Row r is that of sequence r / (drafts + 1), behind r % (drafts + 1) of its drafted tokens.
+// Row r belongs to sequence r / (drafts + 1) and follows r % (drafts + 1) of its drafted tokens.
 template <class Source_, class Q>
 struct VerifyProblem {
   using Source = Source_;
@@ -233,7 +234,7 @@ struct VerifyProblem {
     sample_row(one, options, rules, row, vocabulary, tokens, draw,
                DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
   }
-  // Once all rows are there.
+  // Runs after all rows are done.
   KERNELS_HD void finish(int64_t sequence) const {
     const int64_t first = sequence * (drafts + 1);
     int64_t count = 0;
@@ -258,7 +259,7 @@ struct ScoreProblem {
   KERNELS_HD void solve(Row& one, const SampleRules&, int64_t row) const { score_row(one, out, row, vocabulary); }
 };
 
-// What calls check before they do anything.
+// Argument checks.
 template <class Load>
 constexpr bool takes_logits() {
   constexpr bool right = takes_source<Load>();

@@ -1,4 +1,4 @@
-// The search for the token that is drawn: a row as the filters see it, and how it is narrowed down.
+// The search for the token that is drawn: how filters see a row, and how the row is narrowed down.
 #pragma once
 
 #include "sampling.h"
@@ -6,7 +6,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A logit as the filters see it.
+// Adjusts a logit: bias, penalties, allowed tokens.
 struct Adjust {
   const float* bias;
   const uint32_t* allowed;
@@ -22,7 +22,7 @@ struct Adjust {
         presence(rules.presence),
         frequency(rules.frequency) {}
 
-  // listed: the token's Occurrences in the list of previous ones.
+  // listed: the token's Occurrences in the list of previous tokens.
   KERNELS_HD float operator()(float x, int64_t id, int64_t listed) const {
     if (allowed != nullptr && (allowed[id >> 5] >> (id & 31) & 1u) == 0) return -infinity<float>();
     if (soft_cap > 0.f) x = capped(x, soft_cap);
@@ -36,21 +36,20 @@ struct Adjust {
 
 // ---- the search -----------------------------------------------------------------------------------------------------
 //
-// It is written once, for a Row that says how a row is gone through and which threads work on it:
+// The algorithm is written once, for a Row that knows how a row is traversed and which threads work on it:
 //
-//   look(want, floor)      the largest key of the row, and a floor that at least `want` tokens reach (0: none is known)
-//   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be
-//                          left out
+//   look(want, floor)      the largest key of the row, and a floor that at least `want` tokens reach (0: unknown)
+//   visit(from, what)      calls what(key, id) for the row's tokens, distributed among the threads; keys below `from`
+//                          may be skipped
 //   list(from)             append(entry, key) for the tokens that are not below
-//   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
-//   append(entry, key)     to the list, of which no more than kFew are kept
-//   sums(what, result)     the four sums of what each thread adds to row.sum(i, value) meanwhile
+//   bin(i, mass)           adds a token to one of kBins bins; clear_bins() before, gather_bins() after
+//   append(entry, key)     adds to the list, which keeps at most kFew entries
+//   sums(what, result)     four sums of what each thread adds to row.sum(i, value) during `what`
 //   weigh(what)            the sum of what.mass_left(key, id) over the row's tokens
-//   find(what, target)     behind it: shared().edge is the first token in the order of ids at which the sum so far
-//                          exceeds the target
-//   shared()               what all threads see
-//   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one
-//                          of all
+//   find(what, target)     after weigh(): shared().edge becomes the first token, in the order of ids, at which the
+//                          cumulative sum exceeds the target
+//   shared()               data that all threads see
+//   leads(), is_first()    whether this thread is in the block that works between two sync(), or is the first of all
 //   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put),
 //                          ranks(n, entries, put)
 
@@ -66,7 +65,7 @@ struct SampleShared {
   uint32_t listed, bin, bin_count;
 };
 
-// An entry: what orders a token, larger is earlier, and its id, lower is earlier.
+// An entry combines what orders a token (larger is earlier) with its id (lower is earlier).
 KERNELS_HD uint64_t entry_of(uint32_t first, uint32_t id) { return uint64_t(first) << 32 | uint32_t(~id); }
 KERNELS_HD uint32_t id_of(uint64_t entry) { return ~uint32_t(entry); }
 KERNELS_HD uint32_t first_of_entry(uint64_t entry) { return uint32_t(entry >> 32); }
@@ -74,18 +73,18 @@ KERNELS_HD uint64_t short_entry(uint32_t first, uint32_t id) {
   return uint64_t(first) << kIdBits | (uint32_t(kMostVocabulary - 1) - id);
 }
 
-// A share of a sum.
+// A share of a sum, at least 1.
 KERNELS_HD uint64_t share_of(float p, uint64_t total) {
   const uint64_t share = uint64_t(times_once(double(p), double(total)));
   return share < 1 ? 1 : share > total ? total : share;
 }
 
-// What a token needs, whose probability is p times the largest one.
+// The least weight of a token whose probability is at least p times the largest.
 KERNELS_HD uint64_t least_weight_of(float p) { return share_of(p, weight_of(0)); }
 
 enum class Stage : int { top_k, top_p, typical, draw, none };
 
-// Which tokens are left.
+// Which tokens the filters applied so far keep.
 struct Kept {
   uint64_t least = uint64_t(kLowestKey + 1) << 32;  // entry, by logit
   uint64_t least_weight = 0;
@@ -110,8 +109,8 @@ struct NoDraft {
   KERNELS_HD void give_up() {}
 };
 
-// A token that a drafter proposed, with the probabilities that it had: q. With p the target's, it is accepted with
-// probability p / q, and otherwise a token is drawn by what p has more than q. In weights: q's are shares of the sum of
+// A drafted token, and q, the drafter's probabilities. With p those of the target, the draft is accepted with
+// probability p / q; otherwise a token is drawn with weights max(p - q, 0). In weights: q's are scaled to the sum of
 // p's.
 template <class Q>
 class DraftOf {
@@ -121,18 +120,18 @@ class DraftOf {
 
   KERNELS_HD bool drafted() const { return token_ != ~0u; }
   KERNELS_HD bool is(uint32_t id) const { return id == token_; }
-  // Whether the token is accepted, that has so much of the total weight.
+  // Whether the drafted token, whose weight is `weight` of `total`, is accepted.
   KERNELS_HD bool accepts(uint64_t weight, uint64_t total) {
     total_ = total;
     return drafted() && high_product(draw_, share(token_)) < weight;
   }
-  // What is left of a token's weight where the draft is not accepted.
+  // The weight of a token if the draft is rejected.
   KERNELS_HD uint64_t rest(uint32_t id, uint64_t weight) const {
     if (!drafted() || weight == 0) return weight;
     const uint64_t other = share(id);
     return weight > other ? weight - other : 0;
   }
-  // Nothing is left where p is q to the last bit; then the draft is as good as always accepted.
+  // p equals q to the last bit: the remaining weights are all 0. The draft then counts as always accepted.
   KERNELS_HD void give_up() { token_ = ~0u; }
 
  private:
@@ -155,8 +154,7 @@ struct Visit {
   Kept kept;
   Levels levels;
   Draft draft;
-  // Of the search within a stage: the bin of the first round, if there was one, and the bits of the entry that are
-  // known.
+  // State of the search within a stage: the bin of the first round, if there was one, and the known bits of the entry.
   bool narrowed = false;
   uint32_t first_bin = 0;
   int shift = 0;
@@ -181,7 +179,8 @@ struct Visit {
     return kept.has(key, id, level) ? mass(id, level) : 0;
   }
 
-  // The same where tokens are drawn by their own weights and kept by their logits: without a branch, for vectors.
+  // The same for tokens that are drawn by their own weights and kept by their logits: without a branch, for
+  // vectorization.
   KERNELS_HD bool is_plain() const { return stage == Stage::draw && !draft.drafted() && !kept.by_distance; }
   KERNELS_HD uint64_t plain_mass_left(uint32_t key, uint32_t id) const {
     const uint64_t weight = weight_of(levels(key));
@@ -212,9 +211,9 @@ struct Visit {
   }
 };
 
-// The mean level, by weight, of which the sums above are made: sum 1 + 2^32 sum 2 over sum 0.
+// The mean level, weighted: sum 1 + 2^32 sum 2, divided by sum 0.
 KERNELS_HD uint32_t mean_level(uint64_t weights, uint64_t low, uint64_t high) {
-  // Long division, bit by bit: the quotient has no more than 30.
+  // Long division, bit by bit: the quotient has at most 30 bits.
   high += low >> 32;
   low &= 0xffffffffu;
   uint64_t rest = high % weights;
@@ -227,11 +226,11 @@ KERNELS_HD uint32_t mean_level(uint64_t weights, uint64_t low, uint64_t high) {
   return quotient;
 }
 
-// Of the tokens in the order of a stage, the one at which the masses so far first reach the budget, budget_of(their
-// sum): it is in shared().edge then.
+// Finds, in the order of a stage, the token at which the cumulative mass first reaches the budget, budget_of(total
+// mass). It is in shared().edge afterwards.
 //
-// The first round's bins are of a 16th of a factor of two. If the bin in question holds too many for a list, such as
-// many equal logits, it is searched by the bits of its entries.
+// The first round's bins span a 16th of a factor of two. If the bin in question holds too many tokens for the list,
+// such as many equal logits, the following rounds search by the bits of its entries.
 template <class Row, class V, class Budget>
 KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   SampleShared& s = row.shared();
@@ -285,8 +284,8 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   row.sync();
 }
 
-// The same for tokens that are all in the list, among which the k largest are: they are brought in order, with their
-// weights, ...
+// The same for tokens that are all in the list, among which the k largest are. First they are sorted, with their
+// weights;
 template <class Block>
 KERNELS_HD void rank_listed(Block& block, const Levels& levels) {
   SampleShared& s = block.shared();
@@ -296,7 +295,7 @@ KERNELS_HD void rank_listed(Block& block, const Levels& levels) {
   });
 }
 
-// ... and those that are left are the first n of them, until typical() leaves some of these out.
+// then the first n of them remain, until typical() drops some of these.
 struct Ranked {
   int n;
   uint64_t total;
@@ -335,7 +334,7 @@ KERNELS_HD void draw_ranked(Block& block, const Ranked& left, uint64_t draw) {
   });
 }
 
-// Every filter, and the draw. True: the draft is accepted.
+// Applies every filter and draws. True: the draft is accepted.
 template <class Block, class V>
 KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& visit, uint64_t draw) {
   SampleShared& s = block.shared();

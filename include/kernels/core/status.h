@@ -1,4 +1,4 @@
-// Status: what every call returns. A code and a reason; nothing throws, prints or aborts.
+// Status: the result of every call, a code and a reason. Nothing throws, prints or aborts.
 //
 //   kernels::Status s = kernels::softmax(stream, in, out, rows, cols);
 //   if (!s) fprintf(stderr, "%s\n", s.reason());
@@ -14,7 +14,7 @@ enum class Code {
   ok,
   invalid,      // an argument is wrong: null, negative, overlapping, overflowing
   unsupported,  // the arguments are right, but no path serves this combination
-  device,       // the CUDA runtime refused; native() is its cudaError_t
+  device,       // a CUDA runtime error; native() is the cudaError_t
 };
 
 class [[nodiscard]] Status {
@@ -27,24 +27,24 @@ class [[nodiscard]] Status {
   KERNELS_INLINE constexpr explicit operator bool() const { return ok(); }
   KERNELS_INLINE constexpr Code code() const { return code_; }
   KERNELS_INLINE constexpr int native() const { return native_; }
-  // To be printed or copied before this thread asks another Status.
+  // Valid until this thread calls reason() of another Status: print or copy it before.
   KERNELS_INLINE constexpr const char* reason() const {
     return call_ == nullptr && argument_ == nullptr && part_ == nullptr ? reason_ : named();
   }
 
-  // The same, and which argument, and which call, it is about.
+  // The same status with the name of the argument (below: of the call) that it is about.
   KERNELS_INLINE constexpr Status of(const char* argument) const {
     Status out = *this;
     if (!ok()) out.argument_ = argument;
     return out;
   }
-  // And which part of the argument, a map's operand say: of parts in parts the innermost.
+  // With the part of the argument, such as a map's operand. Of nested parts the innermost is kept.
   KERNELS_INLINE constexpr Status within(const char* part) const {
     Status out = *this;
     if (!ok() && part_ == nullptr) out.part_ = part;
     return out;
   }
-  // A reason that begins with the call's name is left as it is.
+  // A reason that already begins with the call's name is kept as it is.
   KERNELS_INLINE constexpr Status in(const char* call) const {
     Status out = *this;
     if (!ok() && !begins_with(call)) out.call_ = call;
@@ -80,7 +80,7 @@ class [[nodiscard]] Status {
 KERNELS_INLINE constexpr Status invalid(const char* reason) { return {Code::invalid, reason}; }
 KERNELS_INLINE constexpr Status unsupported(const char* reason) { return {Code::unsupported, reason}; }
 
-// Leaves the calling function with the first failure.
+// Returns the first failure from the calling function.
 #define KERNELS_TRY(expression)                                     \
   do {                                                              \
     if (::kernels::Status kernels_status = (expression); !kernels_status) return kernels_status; \
@@ -90,7 +90,7 @@ KERNELS_SHARED_END
 
 KERNELS_BEGIN
 namespace detail {
-// Whether elements of T can stand where p points to, and something does.
+// Checks that p is not null and is aligned for T.
 template <class T>
 Status check_pointer(const T* p, const char* null, const char* misaligned) {
   if (p == nullptr) return invalid(null);

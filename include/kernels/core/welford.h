@@ -1,17 +1,16 @@
-// WelfordState: mergeable mean and sum of squared deviations, joined by Chan's form of Welford's recurrence.
+// WelfordState: a mergeable mean and sum of squared deviations, by Chan's form of Welford's recurrence.
 //
-// The mean is kept as origin + offset. The origin is a value of the row or a mean of some: deviations are taken from it
-// first, so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has variance
-// 0 exactly. Before anything is added the origin moves to the mean of what is there: an outlier among the first values
-// of a row then costs no digits of what follows, and the result is as good as if the row were read twice. The empty
-// state is neutral.
+// The mean is kept as origin + offset. The origin is a value of the row, or a mean of some values, and deviations are
+// taken from it first. So values with a large common part (mean 1e6, spread 1e-3) lose no precision, and a constant row
+// has variance exactly 0. Before values are added, the origin moves to the mean so far: an outlier among the first
+// values then costs no precision later, and the result is as good as that of two passes. The empty state is neutral.
 #pragma once
 
 #include "math.h"
 
 KERNELS_BEGIN
 
-// How many values, and one over it (0 for none), for a division that is made once and used for every row.
+// The number of values and its reciprocal (0 for none): one division serves all rows.
 template <class C>
 struct Count {
   C n, inverse;
@@ -36,9 +35,9 @@ struct WelfordState {
     join(base, mine, delta, other.n, other.m2);
   }
 
-  // Takes in a few packs (row_op.h). Around a poor origin squares and what is taken out of them are large. That of the
-  // very first packs is the mean of a quarter of their values: however far out some of these lie, that costs a factor
-  // of 5 at most.
+  // Takes a few packs (row_op.h). Around a poor origin, squares and the terms subtracted from them are large. The
+  // origin for the very first packs is the mean of a quarter of their values: outliers among them cost a factor of 5 at
+  // most.
   template <class Packs>
   KERNELS_HD void take(const Packs& packs) {
     const C typical = packs.typical();  // a branch would cost more
@@ -53,11 +52,11 @@ struct WelfordState {
     join(from, mine, theirs - mine, count.n, not_negative(sums.v[1] - sums.v[0] * theirs));
   }
 
-  // The states of all lanes in one.
+  // Combines the states of all lanes.
   template <class Lanes>
   static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes) {
-    // The first lane's origin may be a poor one: it serves to find the mean, from which then all others are taken. A
-    // lane without values has weight 0.
+    // The first lane's origin may be poor: it only serves to compute the mean, from which all deviations are then
+    // taken. A lane without values has weight 0.
     const auto total = lanes.total(s.n);
     const C base = lanes.first(s.origin);
     WelfordState all;
@@ -73,11 +72,12 @@ struct WelfordState {
  private:
   static KERNELS_HD C not_negative(C x) { return x < C(0) ? C(0) : x; }
 
-  // The mean seen from elsewhere. Near the mean, this is exact but for the rounding of what is left.
+  // The mean relative to `base`. Near the mean this is exact except for the rounding of the small remainder.
   KERNELS_HD C offset_from(C base) const { return (origin - base) + offset; }
   KERNELS_HD C mean_from(C base) const { return n > C(0) ? offset_from(base) : C(0); }
 
-  // With `count` values whose mean lies `delta` from base + mine, where this state's own is.
+  // Adds `count` values with sum of squared deviations their_m2, whose mean is `delta` from base + mine, this state's
+  // mean.
   KERNELS_HD void join(C base, C mine, C delta, C count, C their_m2) {
     const C total = n + count;
     const C weight = n > C(0) ? divide(count, total) : C(1);

@@ -1,4 +1,4 @@
-// Workspace: scratch memory that the caller owns. Calls that run at the same time need different ones.
+// Workspace: scratch memory that the caller owns. Calls that run at the same time need different workspaces.
 #pragma once
 
 #include <cstddef>

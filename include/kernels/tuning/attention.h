@@ -43,8 +43,8 @@ constexpr int kDecodeStageBytes = 8 << 10;
 // If two heads of keys share a tile of queries: the most parts into which the keys of a sequence are split, with 4 bits
 // and with 8. With more parts, each of them has twice as many rows to write and to merge; and with 8 bits a head fills
 // a cache line by itself. Same GPU, two heads and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107 us,
-// 16 of 8,192 49 and 55, and (with code that decodes 4 bits in fewer instructions) one of 4,096 13.8 and 12.4; e4m3, which now
-// always takes one head at a time, 64 sequences of 4,096 keys 127 and 130, 16 sequences 39.5 and 36.8.
+// 16 of 8,192 49 and 55, and (with code that decodes 4 bits in fewer instructions) one of 4,096 13.8 and 12.4;
+// e4m3, which now always takes one head at a time, 64 sequences of 4,096 keys 127 and 130, 16 sequences 39.5 and 36.8.
 constexpr int kPairParts4 = 4, kPairParts8 = 1;
 
 // Steps by which entries of page tables are prefetched. Same GPU, half in pages of 16: 251.7 us with 2 or 4, 258.0
