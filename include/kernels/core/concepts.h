@@ -1,75 +1,77 @@
-// What the engines ask of functors, and how they find out which form one has.
+// The members that engines use of functors (sources, maps, sinks), required and optional.
 //
-//   Source   reads:   Pack<C,N> load<N>(row, col)                 ours
-//                     void load<N>(Dst* dst, row, col)            OneFlow's, see below
-//                     fetch<N>(row, col) + resolve(fetched, row, col)   split, see below
+//   Source   reads:   Pack<C,N> load<N>(row, col)                 this library's form
+//                     void load<N>(Dst* dst, row, col)            OneFlow's form, see below
+//                     fetch<N>(row, col) + resolve(fetched, row, col)   split form, see below
 //   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col)
 //                                                                 with fetch<N>(row, col)
-//   Sink     writes:  store<N>(Pack, row, col)                    ours
-//                     void store<N>(const Src* src, row, col)     OneFlow's, see below
-//   RowSink  a Sink that needs one value per row first (an absolute maximum, say), with packs of float or of double:
-//              struct State                            State{}: nothing seen yet, zeros where it says nothing else
-//              float padding() const                   a value that does not change a state: for the CPU
+//   Sink     writes:  store<N>(Pack, row, col)                    this library's form
+//                     void store<N>(const Src* src, row, col)     OneFlow's form, see below
+//   RowSink  a Sink that first needs one value of the whole row (an absolute maximum, say). Packs are float or double:
+//              struct State                            State{}: empty; members without an initializer are zero
+//              float padding() const                   a value that does not change a state; for the CPU
 //              void accumulate<N>(State&, Pack<float, N>, int valid) const   `valid` values, with padding behind them
 //              void merge(State& into, const State& from) const
 //              State gather(const State&, const Lanes& lanes) const   of all lanes: lanes.sum(v), lanes.max(v)
-//              R finish(const State&) const            any type, once a row
+//              R finish(const State&) const            any type, once per row
 //              void write_row(const State&, int64_t row) const
 //              void store<N>(Pack<float, N>, R, int64_t row, int64_t col) const
-//            core/row_op.h says more of these, and docs/elementwise.md has one. With `static constexpr bool by_group =
-//            true`, one that needs a value per group of columns; quantize.h has one:
-//              int group() const                       how many columns
+//            core/row_op.h explains these; docs/elementwise.md has an example. With `static constexpr bool by_group =
+//            true` it needs a value of each group of columns instead; quantize.h has an example:
+//              int group() const                       the number of columns in a group
 //              void write_scale(const State&, int64_t row, int64_t index) const   index: of the group in its row
 //              void store<N>(Pack<float, N>, float, int64_t row, int64_t col) const
-//              State::take<N>(Pack<float, N>, int64_t col), float State::largest, the larger of two being that of
-//              both, and float State::finish() const, which store() is given
+//              State::take<N>(Pack<float, N>, int64_t col); float State::largest, where the larger one of two states
+//              is that of both; and float State::finish() const, whose result store() gets
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so many
-// loads are in flight at once even when one of the maps also writes memory (tee).
+// loads are in flight at once, even if one of the maps also writes memory (tee).
 //
-// OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed
-// in double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of
-// its own then, that may keep a state from one call of it to the next; the caller does not get it back, and CPU
-// threads, copy(), products and attention share or copy functors as they like. Packs have 1 or 2 elements, as in
-// OneFlow, of which the functor's pointers must be aligned where the number of columns is even; and 4 where `bool
-// CanPackAs(size_t n)` says so, which may also forbid 2. As a load may have an effect (residual_out = x + residual),
-// engines run it once for each element where the row can be kept; docs/row_ops.md says where. Such functors are not
-// copied on the device, unless they have a `reload`.
+// OneFlow's forms:
+// - They name their own element type, any that converts to and from float (a double type is computed in double), and
+//   take rows and columns of 32 or 64 bits.
+// - They need not be const. Each thread of the GPU then has its own copy, which may keep a state from one call of it to
+//   the next; the caller does not get it back. CPU threads, copy(), products and attention may share or copy functors.
+// - Packs have 1 or 2 elements, as in OneFlow; if the number of columns is even, the functor's pointers must be aligned
+//   for
+// 2. `bool CanPackAs(size_t n)` may allow 4 or forbid 2.
+// - As a load may have an effect (residual_out = x + residual), engines run it once for each element if the row can be
+//   kept; docs/row_ops.md says when. Such functors are not copied on the device, unless they have a `reload`.
 //
-// Optional members, all const. A function by one of these names that is declared in another way does not compile, nor
-// does a max_pack that is a number, or private data of such a name: left out, it would let packs be too wide, or
-// arguments go unchecked.
+// Optional members, all const. A function with one of these names but another signature does not compile, nor does a
+// max_pack that is a number, or private data with such a name: ignoring it would allow too wide packs, or leave
+// arguments unchecked.
 //
-//   static constexpr Role role      what it is; without it, found out from its members
+//   static constexpr Role role      what the functor is; by default deduced from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
-//   int max_pack()                  the widest pack that pointer and stride allow now
-//   static constexpr int narrowest  of a RowSink for groups of columns, which have a multiple of so many: it is given
-//                                   no narrower packs, as they fill only parts of a word. 16 at most
-//   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not
-//                                   only at multiples of their width: true of what computes on values alone,
-//                                   whatever their columns, and of what reads and writes single elements. A
-//                                   functor made of others says it where these do
-//   any_column()                    the same functor for such packs, which never are the first or the last N - 1
-//                                   columns of a row; without it, it is that already. A class with it says its own
-//                                   name, `using Itself = ...`: what is derived from it may be another thing
-//   placed<N>(row, col)             the same functor for one row and packs of N at column `col` and at multiples of N
-//                                   from there, and for single elements: what these have in common is found out once.
-//                                   Without it, it is that already
-//   whole(), is_whole()             of a Sink: the same, if is_whole(), for packs that need not be cut to be written
-//   store_if(there, v, row, col)    of a Sink: store(), or nothing, without a branch
+//   int max_pack()                  the widest pack that pointer and stride allow
+//   static constexpr int narrowest  of a RowSink for groups whose size is a multiple of this: it gets no narrower
+//                                   packs, as these fill only parts of a word. At most 16
+//   static constexpr bool takes_any_column   packs may begin at any column, not only at multiples of their width, in
+//                                   rows that begin at any element. True of functors that compute on values alone, and
+//                                   of those that access single elements. A functor made of others has it if they do
+//   any_column()                    the same functor for such packs, which are never among the first or last N - 1
+//                                   columns of a row; by default the functor itself. A class with this member also has
+//                                   `using Itself = ...`, its own name, as a derived class may behave differently
+//   placed<N>(row, col)             the same functor for one row, and for packs of N at columns col + i N and single
+//                                   elements: computes what these accesses have in common once. By default the functor
+//                                   itself
+//   whole(), is_whole()             of a Sink: if is_whole(), whole() is the same sink for packs that it writes without
+//                                   splitting them
+//   store_if(there, v, row, col)    of a Sink: store() if `there`, without a branch
 //   Status check(rows, cols)        what is wrong with the arguments
-//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs of
-//                                   2 or more at even columns, and is for products and norm_heads() alone (rope.h)
-//   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and
-//                                   col + 1
-//   pairs_within(dim)               likewise: whether these lie in one head of dim columns
+//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs
+//                                   of 2 or more at even columns. Only for products and norm_heads() (rope.h)
+//   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col (even) and col + 1
+//   pairs_within(dim)               of such a Sink: whether all pairs are inside heads of dim columns
 //   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of
-//                                   others has the effects of these. They happen exactly once for each element, or
-//                                   the call does not compile
-//   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out
-//                                   before the values are there
-//   reload<N>(row, col)             a Source with effects supplies this for engines that read a row a second time
-//   without_effects()               a Map with effects supplies this for engines that apply it once more: the same map
+//                                   others has their effects. Effects happen exactly once for each element, or the
+//                                   call does not compile
+//   prepare<N>(row, col)            of a Sink with store(pack, prepared, row, col): what it can compute or load before
+//                                   the values are known
+//   reload<N>(row, col)             a Source with effects has this for engines that read a row a second time
+//   without_effects()               a Map with effects has this for engines that apply it again: the same map without
+//                                   effects; likewise a Source whose resolve() has effects
 //                                   without them; likewise a Source whose resolve() has them
 #pragma once
 
@@ -78,12 +80,12 @@
 
 KERNELS_BEGIN
 
-// Base of every functor, so that operator| is found. Users derive their own maps, sources and sinks from it.
+// The base of every functor, by which operator| is found. Derive your own maps, sources and sinks from it.
 struct Functor {};
 
 struct Nothing {};
 
-// What two functors fetch, side by side; Nothing takes no room, as each one is of a type of its own.
+// What two functors fetch, side by side. Nothing takes no room: each Slot is a distinct empty base.
 namespace detail {
 template <int kIndex, class T, class Owner>
 struct Slot {
@@ -107,7 +109,7 @@ namespace detail {
 template <class A, class B>
 KERNELS_HD Pair<A, B> pair(const A& a, const B& b) {
   Pair<A, B> out;
-  // By way of a reference to the base: g++ 11 does not look a base up by an alias of its name.
+  // Through a reference to the base: g++ 11 does not find a base by an alias of its name.
   typename Pair<A, B>::First& first = out;
   typename Pair<A, B>::Second& second = out;
   if constexpr (!std::is_same<A, Nothing>::value) first.item = a;
@@ -127,7 +129,7 @@ KERNELS_HD decltype(auto) second_of(const P& p) {
 
 // ---- fetch: everything a functor reads from memory at (row, col) ---------------------------------------------------
 
-// What OneFlow's functors read into and write from, aligned for those that do so as a whole.
+// The buffers that OneFlow's functors read into and write from, aligned for access as a whole.
 template <class T, int N>
 struct alignas(N * sizeof(T) <= 16 && (N & (N - 1)) == 0 ? N * sizeof(T) : alignof(T)) OneFlowPack {
   Pack<T, N> pack;
@@ -168,7 +170,7 @@ constexpr bool computes_in() {
   return right;
 }
 
-// The element type a source computes in. A OneFlow functor names it itself, and may be for the device only.
+// The element type in which a source computes. A OneFlow functor names it, and may be device-only.
 template <class S, bool = oneflow_load<S>>
 struct ComputeType {
   using type = compute_t<typename load_form<S>::element>;
@@ -183,7 +185,7 @@ struct ComputeType<S, false> {
 template <class S>
 using compute_type = typename ComputeType<S>::type;
 
-// Reads again through a user's own `reload`.
+// Reads again through the user's own `reload`.
 template <class S>
 struct Reloaded : Functor {
   static constexpr Role role = Role::source;
@@ -193,7 +195,7 @@ struct Reloaded : Functor {
   KERNELS_HD auto load(int64_t row, int64_t col) const { return source.template reload<N>(row, col); }
 };
 
-// The same source or map without its effects, for an engine that applies it once more to what it has fetched.
+// The same source or map without effects, for an engine that applies it again to what it has fetched.
 template <class F>
 KERNELS_HD decltype(auto) without_effects(const F& f) {
   if constexpr (!has_effects<F>) {
@@ -201,7 +203,7 @@ KERNELS_HD decltype(auto) without_effects(const F& f) {
   } else if constexpr (has_without_effects<F>::value) {
     return f.without_effects();
   } else {
-    // Those of a source with load() alone are over when it has been fetched.
+    // A source with load() only has done its effects when it has been fetched.
     static_assert((is_source<F> && !has_fetch<F>::value) || names_without_effects<F>::value,
                   "what has effects would be applied twice: give it without_effects() const, which returns the same "
                   "functor without them");
@@ -209,7 +211,7 @@ KERNELS_HD decltype(auto) without_effects(const F& f) {
   }
 }
 
-// The source or map to use when a row is read a second time: it gives what the first one gave, and has no effects.
+// The source or map for reading a row a second time: it gives the same values, and has no effects.
 template <class F>
 KERNELS_HD decltype(auto) second_pass(const F& f) {
   if constexpr (!has_effects<F>) {
@@ -228,19 +230,18 @@ KERNELS_HD decltype(auto) second_pass(const F& f) {
   }
 }
 
-// The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with
-// the source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read
-// again.
+// The source or map for the first of two passes: its reads should stay in the cache. The second pass uses the source
+// itself, whose reads are marked for early eviction, so that they do not displace data that others will read again.
 template <class F>
 KERNELS_HD decltype(auto) cached(const F& f) {
-  if constexpr (loaded_once<F>) return (f);  // which must not be copied
+  if constexpr (loaded_once<F>) return (f);  // must not be copied
   else if constexpr (has_cached<F>::value) return f.cached();
   else return (f);
 }
 
 // ---- Map -----------------------------------------------------------------------------------------------------------
 
-// What a map reads from memory: nothing, unless it says so.
+// What a map reads from memory; by default nothing.
 template <int N, class M>
 KERNELS_HD auto fetch_operands(const M& map, int64_t row, int64_t col) {
   if constexpr (has_fetch<M>::value) return map.template fetch<N>(row, col);
@@ -268,7 +269,7 @@ KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col
   }
 }
 
-// The same, or nothing: for engines that have no branch around a pack.
+// put(), or nothing: for engines without a branch around each pack.
 template <class S, class C, int N>
 KERNELS_HD void put_if(std::true_type, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
   put(sink, v, row, col);
@@ -286,8 +287,8 @@ KERNELS_HD void put_if(bool there, const S& sink, const Pack<C, N>& v, int64_t r
   }
 }
 
-// What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their
-// values are ready ask for it then.
+// What a sink can compute or load before the values are known: addresses, angles, scales. Engines that have time before
+// their values are ready call it then.
 template <int N, class S>
 KERNELS_HD auto prepare(const S& sink, int64_t row, int64_t col) {
   if constexpr (has_prepare<S>::value) return sink.template prepare<N>(row, col);
@@ -299,7 +300,7 @@ KERNELS_HD void put_prepared(const S& sink, const Prepared& prepared, const Pack
   else sink.store(v, prepared, row, col);
 }
 
-// A result by way of the map in front of the sink.
+// Stores a result after applying the maps in front of the sink.
 template <class S, class M, class C, int N, class Prepared = Nothing>
 KERNELS_HD void put_mapped(const S& sink, const M& map, const Pack<C, N>& v, int64_t row, int64_t col,
                            const Prepared& prepared = {}) {
@@ -326,7 +327,7 @@ constexpr int narrowest_of() {
   else return 1;
 }
 
-// Elements in one access to N values of a source: N, or as many as it can read at once.
+// The elements in one access to N values of a source: N, or as many as it can read at once.
 template <class S, int N>
 constexpr int pack_within = N < widest_of<S>() ? N : widest_of<S>();
 
@@ -337,7 +338,7 @@ bool can_pack_row(F& f, int n, int64_t cols) {
   if constexpr (kWidth > 1) return can_pack_row<kWidth / 2>(f, n, cols);
   else return true;
 }
-// cols: of a row, where that is known.
+// cols: the columns of a row, if known.
 template <class F>
 int max_pack_of(const F& f, int64_t cols = 1) {
   int n = widest_of<F>();
@@ -373,8 +374,8 @@ KERNELS_HD F placed(const F& f, int64_t row, int64_t col) {
   if constexpr (has_placed<F>::value) return f.template placed<N>(row, col);
   else return f;
 }
-// Whether rows can be cut where the packs of this source are aligned: then these are read as they are, and other
-// functors adapt.
+// Whether rows can be split where this source's packs are aligned: then it is read in aligned packs, and other functors
+// adapt.
 template <class F>
 constexpr bool leads() {
   if constexpr (has_leading<F>::value) return F::leads;
@@ -392,11 +393,11 @@ constexpr bool wants_pairs() {
   else return false;
 }
 
-// The columns that a Sink which wants pairs takes at columns `col` and `col` + 1.
+// The columns that a sink which wants pairs takes at columns `col` and `col` + 1.
 struct ColumnPair {
   int64_t first, second;
 };
-// Whether all pairs lie in heads of so many columns.
+// Whether all pairs are inside heads of `dim` columns.
 template <class F>
 bool pairs_within(const F& f, int64_t dim) {
   if constexpr (has_pairs_within<F>::value) return f.pairs_within(dim);
@@ -419,14 +420,14 @@ KERNELS_INLINE inline void prefetch(const F& f, int64_t row, int64_t begin, int6
   if constexpr (has_prefetch<F>::value) f.prefetch(row, begin, end);
 }
 
-// On the host: how many columns of a row should be written on their own, so that whole cache lines follow.
+// On the host: how many columns at the beginning of a row are stored separately, so that whole cache lines follow.
 template <class F>
 int lead_of(const F& f, int64_t row) {
   if constexpr (has_lead<F>::value) return f.lead(row);
   else return 0;
 }
 
-// Of rows and columns of 32 bits there are no more than fit.
+// Whether the number of rows (below: of columns) fits the functor's index type.
 template <class Form>
 bool counts_rows(int64_t rows) { return sizeof(typename Form::row) >= sizeof(rows) || rows <= 0x7fffffff; }
 template <class Form>

@@ -1,5 +1,5 @@
-// Divisor: quotients by a number that is known ahead, by a multiplication and a shift. A division at run time goes
-// through a unit that takes 16 threads a cycle: two in every thread of a product's blocks took 3.5 of 17 us.
+// Divisor: division by a number known ahead, as a multiplication and a shift. A run-time integer division on the GPU
+// goes through a unit that serves 16 threads in a cycle: two in every thread of a product's blocks took 3.5 of 17 us.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of numbers below 2^31. Divisor() is a divisor that is larger than all of them.
+// For dividends below 2^31. Divisor() is larger than all of them.
 class Divisor {
  public:
   Divisor() = default;
-  // d: 1 to 2^31 - 1; anything else counts as 1, for those who check it later.
+  // d: 1 to 2^31 - 1. Anything else counts as 1, so that a later check can report it.
   explicit Divisor(int64_t divisor) {
     const uint32_t d = divisor < 1 || divisor > INT32_MAX ? 1 : uint32_t(divisor);
     int log2 = 0;
     while (uint32_t(1) << log2 < d) ++log2;
-    // factor d exceeds 2^shift by at most d, and so n factor / 2^shift exceeds n / d by less than 1 / d.
+    // factor d exceeds 2^shift by at most d, so n factor / 2^shift exceeds n / d by less than 1 / d.
     shift_ = 31 + log2;
     factor_ = uint32_t((uint64_t(1) << shift_) / d + 1);
     divisor_ = d;

@@ -1,11 +1,10 @@
 // Storage types and their conversions.
 //
-// half, bfloat16, float8_e4m3 and float8_e5m2 are CUDA's types when the CUDA headers can be found and the library's own
-// bit-compatible ones otherwise. convert<To>(x) rounds to nearest even (a double to float first, and from there once
-// more to what is narrower); fp8 and int8 saturate, NaN stays NaN (int8 has none: it becomes 0). Other integers and
-// bool are only read: a cast would truncate, and store() does not take them. float8_e8m0 is for scales: powers of 2, to
-// the next of which convert() rounds up. compute_t<T> is what kernels calculate in:
-// double for double, float for all else.
+// half, bfloat16, float8_e4m3 and float8_e5m2 are CUDA's types if the CUDA headers can be found, otherwise the
+// library's own with the same bits. convert<To>(x) rounds to nearest even; a double is rounded to float first, and then
+// to the narrower type. fp8 and int8 saturate. NaN stays NaN, but becomes 0 as int8. Other integers and bool can only
+// be read: conversion to them would truncate, so store() refuses them. float8_e8m0 is for scales: powers of 2, to which
+// convert() rounds up. compute_t<T> is the type in which kernels calculate: double for double, float for all else.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +52,8 @@ KERNELS_HD To bit_cast(const From& from) {
 
 namespace detail {
 
-// The layout of a float narrower than 32 bits. `top` is the largest code: infinity where there is one, else the
-// largest finite value; decode and encode are branch-free, so that loops over them vectorize.
+// The layout of a float narrower than 32 bits. `top` is the largest code: infinity if there is one, otherwise the
+// largest finite value. decode and encode are branch-free, so that loops over them vectorize.
 template <int kExponentBits, int kMantissaBits, bool kInfinity, bool kSaturate>
 struct SmallFloat {
   static constexpr int bias = (1 << (kExponentBits - 1)) - 1;
@@ -70,24 +69,24 @@ struct SmallFloat {
   static KERNELS_HD float decode(uint32_t code) { return decode<float>(code); }
   static KERNELS_HD uint32_t encode(float value) { return encode(value, uint32_t{}); }
 
-  // Of a code, or of a vector of them.
+  // Decodes a code, or a vector of codes.
   template <class Float, class Bits>
   static KERNELS_HD Float decode(Bits code) {
     const Bits magnitude = code & (sign - 1);
     const Bits normal = (magnitude << shift) + rebias;
-    // A subnormal's mantissa, placed under the smallest normal's exponent, is off by exactly that smallest normal.
+    // A subnormal's mantissa under the smallest normal's exponent is too large by exactly that smallest normal.
     const Float subnormal = bit_cast<Float>((magnitude << shift) + smallest_normal) - bit_cast<float>(smallest_normal);
     Bits bits = magnitude < (1u << kMantissaBits) ? bit_cast<Bits>(subnormal) : normal;
     const Bits special = kInfinity ? (magnitude << shift) | 0x7f800000u : all<Bits>(0x7fc00000u);
     bits = magnitude >= (kInfinity ? exponent_ones : nan) ? special : bits;
     return bit_cast<Float>(bits | (code & sign) << (31 - kExponentBits - kMantissaBits));
   }
-  // Of a float, or of a vector of them, in as many bits.
+  // Encodes a float, or a vector of floats, of the width of Bits.
   template <class Float, class Bits>
   static KERNELS_HD Bits encode(Float value, Bits) {
     const Bits bits = bit_cast<Bits>(value);
     const Bits magnitude = bits & 0x7fffffffu;
-    // Adding a power of two whose last place is one subnormal step makes the addition do the rounding.
+    // Adding a power of two whose last place is one subnormal step makes the addition round.
     constexpr uint32_t anchor = rebias + (uint32_t(shift + 1) << 23);
     const Bits subnormal = bit_cast<Bits>(bit_cast<Float>(magnitude) + bit_cast<float>(anchor)) - anchor;
     const Bits odd = (magnitude >> shift) & 1u;
@@ -109,7 +108,8 @@ using E5m2Format = SmallFloat<5, 2, true, true>;
 
 KERNELS_HD float decode_bfloat16(uint32_t code) { return bit_cast<float>(code << 16); }
 
-// Of the bits of a float, or of a vector of them. Branch-free: a NaN, all ones here, keeps its bits and is made quiet.
+// Encodes the bits of a float, or of a vector of floats. Branch-free: `nan` is a mask of all ones for a NaN, which
+// keeps its bits and is made quiet.
 template <class Signed, class Bits>
 KERNELS_HD Bits encode_bfloat16(Bits bits) {
   const Bits nan = (Bits)((Signed)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
@@ -118,7 +118,7 @@ KERNELS_HD Bits encode_bfloat16(Bits bits) {
 }
 KERNELS_HD uint32_t encode_bfloat16(float value) { return encode_bfloat16<int32_t>(bit_cast<uint32_t>(value)); }
 
-// What the largest finite value of a quantized storage type is.
+// The largest finite value of a quantized type.
 template <class T> struct Largest;
 template <> struct Largest<int8_t> { static constexpr float value = 127.f; };
 template <> struct Largest<float8_e4m3> { static constexpr float value = 448.f; };
@@ -203,7 +203,7 @@ template <>
 struct Convert<int8_t> {
   static KERNELS_HD float decode(int8_t x) { return static_cast<float>(x); }
   static KERNELS_HD int8_t encode(float x) {
-    // Clamped first; adding and taking away 1.5 * 2^23 then rounds to nearest even. NaN becomes 0.
+    // Clamped first; then adding and subtracting 1.5 * 2^23 rounds to nearest even. NaN becomes 0.
     x = x > 127.f ? 127.f : x;
     x = x < -128.f ? -128.f : x;
     const int32_t rounded = bit_cast<int32_t>((x == x ? x : 0.f) + 12582912.f) - 0x4b400000;

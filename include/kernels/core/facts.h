@@ -1,4 +1,4 @@
-// Facts: what is found out once and then read by many threads at the same time, without a lock.
+// Facts: a cache of values that are found once and read by many threads at the same time, without a lock.
 #pragma once
 
 #include <atomic>
@@ -8,9 +8,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A list that only grows, for the few keys that there are: kernels times devices. Threads that miss a key at the same
-// time each find out for themselves, and the first to arrive is kept. Entries are never freed, as threads may still
-// read them while a program ends.
+// A list that only grows, for few keys: kernels times devices. Threads that miss a key at the same time each find the
+// value themselves; the first one stored wins. Entries are never freed, as threads may still read them while a program
+// ends.
 template <class Key, class Fact>
 class Facts {
  public:
@@ -18,10 +18,10 @@ class Facts {
   Facts(const Facts&) = delete;
   Facts& operator=(const Facts&) = delete;
 
-  // Null: nothing is kept for the key.
+  // Null: there is no entry for the key.
   const Fact* find(const Key& key) const { return find_from(first_.load(std::memory_order_acquire), key); }
 
-  // What is kept for the key from now on: this, or what another thread has kept before.
+  // Stores a value, and returns the stored one: this, or another thread's earlier one.
   const Fact& keep(const Key& key, const Fact& fact) {
     Entry* const added = new Entry{key, fact, first_.load(std::memory_order_acquire)};
     do {

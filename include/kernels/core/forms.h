@@ -1,6 +1,5 @@
-// Which form a functor has and what it says of itself, found from its members: whether it is a source, a map or a sink,
-// in this library's words or OneFlow's, and whether using it has effects. core/concepts.h lists the members, and calls
-// them.
+// Deduces the form of a functor from its members: source, map or sink, in this library's form or OneFlow's, with or
+// without effects. core/concepts.h lists the members and calls them.
 #pragma once
 
 #include <utility>
@@ -15,16 +14,16 @@ namespace detail {
 
 template <class... > using void_t = void;
 
-// The library's own. name<F>::value: whether the expression, in which the type is called F, compiles.
+// In this library's namespace. name<F>::value: whether the expression compiles for the type F.
 #define KERNELS_DETECT(name, expression)                                              \
   template <class F, class = void>                                                    \
   struct name : std::false_type {};                                                   \
   template <class F>                                                                  \
   struct name<F, void_t<decltype(expression)>> : std::true_type {};
 
-// A member that may be missing and is there in another form (not const, or with other parameters) would be left out as
-// if it were missing, and results would be wrong. So its name is looked for as well: in a class that inherits the name
-// once more it is ambiguous, whether it is private, overloaded or a template. What is final cannot be asked.
+// An optional member with another signature (not const, or with other parameters) must not be ignored as if it were
+// missing: results would be wrong. So its name is looked up as well. In a class that inherits the name once more it is
+// ambiguous, whether it is private, overloaded or a template. A final class cannot be tested this way.
 struct Names {
   int max_pack, check, reload, without_effects, widest, narrowest, takes_any_column, has_effects, wants_pairs;
   int any_column, placed, whole, store_if, pair_at, pairs_within, CanPackAs, gather;
@@ -36,13 +35,13 @@ template <class F>
 struct WithNames<F, void_t<decltype(sizeof(F)), std::enable_if_t<std::is_class<F>::value && !std::is_final<F>::value>>>
     : F, Names {};
 
-// names_MEMBER<F>::value: whether F has anything of that name.
+// names_MEMBER<F>::value: whether F has any member of that name.
 #define KERNELS_NAME(member)                 \
   template <class F, class = void>           \
   struct names_##member : std::true_type {}; \
   template <class F>                         \
   struct names_##member<F, void_t<decltype(&WithNames<F>::member)>> : std::false_type {};
-// Whether it has anything but data of that name, where nobody would take data for the member.
+// Whether F has a function of that name; for names that cannot be meant by data.
 #define KERNELS_NAME_OF_FUNCTION(member)                                                                             \
   KERNELS_NAME(member)                                                                                               \
   template <class F>                                                                                                 \
@@ -50,8 +49,8 @@ struct WithNames<F, void_t<decltype(sizeof(F)), std::enable_if_t<std::is_class<F
       F, std::enable_if_t<!std::is_function<std::remove_reference_t<decltype((std::declval<F&>().member))>>::value>> \
       : std::false_type {};
 
-// name<F>::value: whether F has the member in the form that the expression asks for. F with the name and another form
-// does not compile.
+// name<F>::value: whether F has the member with the signature of the expression. If F has the name with another
+// signature, a static_assert fails.
 #define KERNELS_OPTIONAL(name, member, expression, form)                           \
   KERNELS_DETECT(name##_as_asked, expression)                                      \
   template <class F>                                                               \
@@ -122,12 +121,12 @@ KERNELS_OPTIONAL(has_pair_at, pair_at, std::declval<const F&>().pair_at(kAny),
                  "KERNELS_HD k::detail::ColumnPair pair_at(int64_t col) const")
 KERNELS_OPTIONAL(has_pairs_within, pairs_within, std::declval<const F&>().pairs_within(kAny),
                  "bool pairs_within(int64_t dim) const")
-// Not asked by name: a sink may have it on a condition, and writes the same without it.
+// Not looked up by name: a sink may have it conditionally, and writes the same without it.
 KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
 KERNELS_DETECT(has_can_pack_as, std::declval<F&>().CanPackAs(size_t(2)))
 KERNELS_DETECT(has_can_pack_row, std::declval<F&>().template CanPackAs<2>(kAny))
 
-// What a member in OneFlow's form takes, found from its declaration. Element: void for one that takes any type.
+// The parameters of a member in OneFlow's form, deduced from its declaration. Element: void if it accepts any type.
 template <class Element, class Row, class Col, bool kConst>
 struct OneFlowForm {
   using element = std::remove_const_t<Element>;
@@ -154,7 +153,7 @@ template <class F, class C>
 struct stores_from<F, C, void_t<decltype(std::declval<F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
     : std::true_type {};
 
-// The form of load<N> and store<N>, or void. A declaration that leaves the element's type open cannot be asked for it.
+// The form of load<N> or store<N>, or void. If the declaration leaves the element type open, it cannot be deduced.
 template <class F, class = void>
 struct LoadForm {
   template <class C>
@@ -211,27 +210,27 @@ constexpr bool oneflow_store = !std::is_void<store_form<F>>::value;
 template <class F>
 constexpr bool oneflow_store<F, true> = false;
 
-// Whether a member of that name is there at all, for messages about one of another form.
+// Whether there is a member of that name at all, for error messages.
 KERNELS_DETECT(has_plain_load, &F::load)
 KERNELS_DETECT(has_template_load, &F::template load<1>)
 KERNELS_DETECT(has_plain_store, &F::store)
 KERNELS_DETECT(has_template_store, &F::template store<1>)
 
-// Whether something holds for a functor or, where it is composed of others, for one of those.
+// Whether something holds for a functor, or for one of the functors of which it is composed.
 template <template <class> class Is, class F>
 struct AnyPart : Is<F> {};
 template <template <class> class Is, template <class...> class Composed, class... Parts>
 struct AnyPart<Is, Composed<Parts...>>
     : std::integral_constant<bool, Is<Composed<Parts...>>::value || (AnyPart<Is, Parts>::value || ...)> {};
 
-// Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to
-// do instead.
+// Whether a load should run only once for each element: OneFlow's may have an effect. One with a `reload` provides for
+// a second read.
 template <class F>
 struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload_as_asked<F>::value> {};
 template <class F>
 constexpr bool loaded_once = AnyPart<IsLoadedOnce, F>::value;
 
-// Whether a functor may change as it loads or stores.
+// Whether a functor may change itself when it loads or stores (its member is not const).
 template <class F>
 struct IsChanging {
   template <class Form, bool kThere>
@@ -244,7 +243,7 @@ struct IsChanging {
 template <class F>
 constexpr bool changes_itself = AnyPart<IsChanging, F>::value;
 
-// Sinks that ask for whole heads, which only norm_heads() has: rope and qkv() in front of ends that find scales.
+// Sinks that need whole heads, which only norm_heads() provides: rope and qkv() in front of ends that compute scales.
 KERNELS_DETECT(declares_by_head, F::by_head)
 template <class F>
 struct IsByHead {
@@ -259,7 +258,7 @@ struct IsByHead {
 template <class F>
 constexpr bool by_head = AnyPart<IsByHead, F>::value;
 
-// What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
+// The role of a functor: declared (`static constexpr Role role`), or deduced from its members.
 template <class F>
 constexpr Role role_of() {
   if constexpr (has_role<F>::value) return F::role;
@@ -280,11 +279,10 @@ constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
 template <class F>
 constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
-// Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or
-// one of those that it is made of does.
+// Whether reading or applying a functor changes memory: it declares so, it has a reload(), or one of its parts does.
 template <class F, bool = role_of<F>() != Role::none>
 struct OwnEffects : std::integral_constant<bool, declares_effects<F>::value || has_reload<F>::value> {};
-// Of what functors are made of, some things are no functors.
+// Some template arguments of functors are not functors.
 template <class F>
 struct OwnEffects<F, false> : has_reload_as_asked<F> {};
 template <class F, bool = declares_effects_as_asked<F>::value>

@@ -1,5 +1,5 @@
-// The sizes of heads that attention has kernels for, and what tiles they get: the first place to add another. A head
-// between two sizes is filled up with zeros.
+// Head sizes that attention has kernels for, and their tiles. Add another size here first. A head between two sizes is
+// padded with zeros.
 #pragma once
 
 #include <type_traits>
@@ -11,41 +11,42 @@ namespace detail {
 
 struct HeadSize {
   int dim, v_dim;  // columns of keys, and of values in decode()
-  // attention() by mma.sync: warps of a block, tiles of 16 rows of a warp, keys of a tile, columns of values that a
-  // block makes, and stages of keys and values in shared memory.
+  // attention() with mma.sync: warps of a block, tiles of 16 rows for each warp, keys of a tile, value columns that a
+  // block computes, and stages of keys and values in shared memory.
   int warps, tiles, keys, cols, stages;
-  // attention() in code for sm_90a: keys of a tile and groups of 64 rows, where keys and values are copied, and where
+  // attention() in code for sm_90a: keys of a tile and groups of 64 rows, if keys and values are copied by TMA, and if
   // the producer decodes them.
   struct Hopper {
     int keys, groups;
   } copied, decoded;
-  // decode() by tensor cores: rows that are worked on together, by how many teams of warps, each with as many as
-  // registers allow; and warps that have keys of their own, at most.
+  // decode() with tensor cores: rows processed together, the teams of warps that process them (each with as many rows
+  // as registers allow), and the most warps with keys of their own.
   int decode_rows, decode_teams, decode_warps;
 };
 
-// With 64 columns a third group of sm_90a has room, and exponentials are what takes long, unless the producer needs
-// registers to decode; with 256 there is shared memory for 80 keys, but a producer has registers for the codes of 64.
+// With 64 columns there is room for a third group on sm_90a, and exponentials take the longest; not if the producer
+// needs registers to decode. With 256 columns shared memory holds 80 keys, but a producer has registers for the codes
+// of 64 only.
 inline constexpr HeadSize kHeadSizes[] = {
     {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 2, 8},
     {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 2, 8},
     {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 2, 4},
     {576, 512, 2, 1, 32, 256, 1, {}, {}, 8, 1, 2},
 };
-// Whose keys hold their values as well, in a kernel of their own (prefill_latent.cuh).
+// Latent attention (MLA): keys that contain their values, with a kernel of its own (prefill_latent.cuh).
 constexpr int kLatentDim = 576, kLatentCols = 512;
-// The largest of any kernel, of those for sm_90a that are not for latents, and of those for short sequences.
+// The largest head of any kernel, of kernels for sm_90a except latents, and of those for short sequences.
 constexpr int kMostDim = 576, kMostHopperDim = 256, kMostShortDim = 128;
 
-// The smallest that has room for so many columns, or else the largest.
+// The smallest size with room for `dim` columns, or else the largest.
 constexpr const HeadSize& head_size(int64_t dim) {
   const HeadSize* size = kHeadSizes;
   while (size->dim < dim && size->dim < kMostDim) ++size;
   return *size;
 }
 
-// f(size) for the first size, up to kMost, that has room for `dim` columns, or else for kMost. If kLargest > 0, which
-// dim does not exceed, that stands for dim, and the others are not compiled.
+// Calls f(size) with the first size, up to kMost, with room for `dim` columns, or else with kMost. If kLargest > 0, dim
+// does not exceed it, and sizes beyond the one for kLargest are not compiled.
 template <int kLargest, int kMost = kMostDim, int kIndex = 0, class F>
 Status with_head_size(int64_t dim, const F& f) {
   constexpr std::integral_constant<int, kHeadSizes[kIndex].dim> size{};
@@ -66,7 +67,7 @@ constexpr void check_largest_head() {
                 "attention<N>() and decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for "
                 "heads of any size");
 }
-// What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
+// Multiples of 8 up to 256, for which there are tiles, and the larger sizes of existing models.
 inline Status check_head_dims(int64_t dim, int64_t v_dim) {
   const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
   if (dim < 1) return invalid("dim is less than 1");

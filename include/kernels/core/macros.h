@@ -9,7 +9,7 @@
 #define KERNELS_VERSION_MINOR 1
 #define KERNELS_VERSION_PATCH 0
 
-// KERNELS_HD: callable from host and device, always inlined (the functor chains are only free when they inline).
+// KERNELS_HD: callable from host and device, always inlined (functor chains are only free when they inline).
 #if defined(__CUDACC__)
 #define KERNELS_HD __host__ __device__ __forceinline__
 #elif defined(__GNUC__)
@@ -20,36 +20,38 @@
 #define KERNELS_HD inline
 #endif
 
-// The same for functions and lambdas of the host alone.
+// KERNELS_INLINE: the same for host-only functions and lambdas.
 #if defined(__GNUC__)
 #define KERNELS_INLINE __attribute__((always_inline))
 #else
 #define KERNELS_INLINE
 #endif
 
-// What each shared library has for itself: variables, as it may be unloaded, and its kernels with it; and functions
-// that call the CUDA runtime, as each library has a runtime of its own, which knows that library's kernels alone. A
-// function that the loader took from another library would ask that one's runtime.
+// KERNELS_OF_THIS_LIBRARY: hidden visibility, for what each shared library must have for itself. Variables, as the
+// library and its kernels may be unloaded; and functions that call the CUDA runtime, as each shared library may have
+// its own runtime, which knows only that library's kernels. The loader must not replace such a function by another
+// library's.
 #if defined(__GNUC__)
 #define KERNELS_OF_THIS_LIBRARY __attribute__((visibility("hidden")))
 #else
 #define KERNELS_OF_THIS_LIBRARY
 #endif
 
-// Defined while device code is being compiled: chooses between a CUDA intrinsic and its portable twin.
+// Defined while device code is compiled: selects a CUDA intrinsic or its portable equivalent.
 #if defined(__CUDA_ARCH__)
 #define KERNELS_DEVICE_CODE 1
 #endif
 
-// Whether the GPU that device code is compiled for has instructions for fp8.
+// Whether the target GPU has fp8 conversion instructions.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 #define KERNELS_HAS_FP8 0
 #else
 #define KERNELS_HAS_FP8 1
 #endif
 
-// Functions of kernels that are called, as there would be too much code if they were inlined in each place. With
-// -rdc=true a caller has no say in how many registers they take, and a kernel with a limit of its own may not call any.
+// KERNELS_CALLED: device functions that are called, as inlining them everywhere would make too much code. With
+// -rdc=true a caller cannot limit their registers, and a kernel with a register limit of its own may not call them, so
+// they are inlined.
 #if defined(__CUDACC_RDC__)
 #define KERNELS_CALLED __forceinline__
 #else
@@ -64,8 +66,8 @@
 #define KERNELS_ROLLED
 #endif
 
-// The CUDA storage types (__half ...) are used wherever their headers can be found; otherwise the library's own,
-// which have the same bits. The two worlds are different types, so they get different symbol names.
+// CUDA's storage types (__half ...) are used if their headers can be found, otherwise the library's own with the same
+// bits. They are different types, so the two variants have different symbol names.
 #if !defined(KERNELS_CUDA_TYPES)
 #if defined(__CUDACC__)
 #define KERNELS_CUDA_TYPES 1
@@ -79,12 +81,12 @@
 #define KERNELS_CUDA_TYPES 0
 #endif
 
-// Everything stands in an inline namespace that is named after what its code depends on: the version, the storage
-// types, the instruction set that the host's code may use, how freely the compiler may calculate (-ffast-math and its
-// parts, as far as the compiler's macros tell), and whose threads it runs on. Files that are compiled with different
-// flags then keep their own code in one program, whatever the linker does with inline functions, and choose between
-// them as it runs (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets:
-// their functions are always inlined. Whatever else is handed from one such file to another should be of plain types.
+// Everything is in an inline namespace named after what the code depends on: the version, the storage types, the host's
+// instruction set, floating-point freedom (-ffast-math and its parts, as far as macros tell), and the source of
+// threads. Files compiled with different flags thus keep their own code in one program, however the linker merges
+// inline functions, and a program can choose between them at run time (examples/dispatch_cpu.cpp). Status and the
+// storage types are shared by all instruction sets: their functions are always inlined. Pass only plain types between
+// such files otherwise.
 #if KERNELS_CUDA_TYPES
 #define KERNELS_ABI v0_1_cuda
 #else
@@ -146,7 +148,7 @@
 #define KERNELS_MATH_NAME _fast
 #elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0
 #define KERNELS_MATH_NAME _finite
-#elif defined(__GCC_IEC_559) && __GCC_IEC_559 == 0  // old versions of GCC have this one macro for what follows
+#elif defined(__GCC_IEC_559) && __GCC_IEC_559 == 0  // old versions of GCC have only this macro for what follows
 #define KERNELS_MATH_NAME _loose
 #else
 #define KERNELS_MATH_NAME
@@ -185,9 +187,9 @@
                  KERNELS_MATH_ASSOCIATIVE, KERNELS_MATH_RECIPROCAL, KERNELS_MATH_ZEROS, KERNELS_MATH_ROUNDING, \
                  KERNELS_THREADS_NAME)
 
-// -ffast-math lets a compiler reorder sums. clang does not in a function that begins with KERNELS_SUMS_IN_ORDER; for
-// others KERNELS_REORDERS_SUMS says whether they may. Old versions of GCC tell only that there is some flag of the
-// kind.
+// -ffast-math lets a compiler reorder sums. In clang, KERNELS_SUMS_IN_ORDER at the beginning of a function forbids it;
+// for other compilers KERNELS_REORDERS_SUMS says whether they may reorder. Old versions of GCC only tell that some such
+// flag is set.
 #if defined(__clang__) && __clang_major__ >= 12 && !defined(__CUDACC__)
 #define KERNELS_SUMS_IN_ORDER _Pragma("clang fp reassociate(off)")
 #define KERNELS_REORDERS_SUMS 0
@@ -200,9 +202,9 @@
 #endif
 #endif
 
-// Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through
-// memory: a product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a
-// macro, so it comes last.
+// When tuning for Intel, GCC prefers 256-bit vectors and moves 512-bit ones, which the code asks for, in halves through
+// memory: a product of floats on a Xeon ran at a twentieth of its speed. The pragma comes last because GCC 14 drops
+// what follows such a pragma in a macro.
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define KERNELS_WIDE_VECTORS _Pragma("GCC push_options") _Pragma("GCC target(\"prefer-vector-width=512\")")
 #define KERNELS_USUAL_VECTORS _Pragma("GCC pop_options")
@@ -211,7 +213,7 @@
 #define KERNELS_USUAL_VECTORS
 #endif
 
-// g++ 9 warns of parameters that only a branch of `if constexpr` uses which is not taken.
+// g++ 9 warns about parameters that are only used in an `if constexpr` branch that is not taken.
 #if defined(__GNUC__) && __GNUC__ < 10 && !defined(__clang__) && !defined(__CUDACC__)
 #define KERNELS_QUIET                                                                           \
   _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wunused-but-set-parameter\"") \
@@ -229,6 +231,6 @@
     KERNELS_WIDE_VECTORS
 #define KERNELS_END } } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS
 
-// What is the same for all instruction sets.
+// For what all instruction sets share.
 #define KERNELS_SHARED_BEGIN namespace kernels { inline namespace KERNELS_ABI {
 #define KERNELS_SHARED_END } }

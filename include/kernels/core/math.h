@@ -1,9 +1,9 @@
 // Scalar mathematics for float and double, host and device.
 //
-// On the device these are the hardware's fast forms; on the host, branch-free polynomials that vectorize when called
-// in a loop over a pack. Errors in units of the last place (float): exp 2 near 0, growing to 80 near -88 on the GPU,
-// where the result is below 1e-37 and only then; precise_exp 2, sigmoid 4 (below 2^-126 it is 0), tanh 4, erf 2;
-// fast_tanh is good to 2^-22 of 1. NaN in, NaN out.
+// The device uses the hardware's fast instructions; the host uses branch-free polynomials that vectorize in a loop over
+// a pack. Errors in float, in units of the last place: exp 2 near 0, on the GPU growing to 80 near -88, where the
+// result is below 1e-37; precise_exp 2, sigmoid 4 (below 2^-126 the result is 0), tanh 4, erf 2. fast_tanh has an
+// absolute error of 2^-22. NaN in gives NaN out.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ KERNELS_HD C infinity() {
   else return bit_cast<float>(uint32_t(0xff) << 23);
 }
 
-// The largest that is finite.
+// The largest finite value.
 template <class C>
 KERNELS_HD C largest() {
   if constexpr (std::is_same<C, double>::value) return 0x1.fffffffffffffp1023;
@@ -30,7 +30,7 @@ KERNELS_HD float fma(float a, float b, float c) {
 #if defined(KERNELS_DEVICE_CODE) || defined(__FMA__)
   return ::fmaf(a, b, c);
 #else
-  return a * b + c;  // std::fma would be a library call on a machine without the instruction
+  return a * b + c;  // std::fma is a library call on machines without the instruction
 #endif
 }
 
@@ -44,9 +44,9 @@ KERNELS_HD double fma(double a, double b, double c) {
 
 namespace detail {
 
-// shifted - shift: shifted is a sum with shift that is of [power, 2 power), where floats are whole numbers. A compiler
-// that reorders sums (-ffast-math) would take the difference for what was added, before it was rounded. It does not
-// know that shifted has all bits of power.
+// shifted - shift, where shifted is a sum with shift in [power, 2 power), in which all floats are integers. With
+// -ffast-math a compiler that reorders sums would simplify this to the unrounded addend. It cannot here, as it does not
+// know that shifted contains all bits of power.
 template <class Code, class T>
 KERNELS_HD T without_shift(T shifted, T shift, [[maybe_unused]] T power) {
   KERNELS_SUMS_IN_ORDER
@@ -56,8 +56,8 @@ KERNELS_HD T without_shift(T shifted, T shift, [[maybe_unused]] T power) {
   return shifted - shift;
 }
 
-// For the host. T is float and Code uint32_t, or both are vectors of these; comparisons are written so that NaN passes
-// through. exp(x) = 2^n exp(r), |r| <= ln2 / 2: the result is exp(r) - 1, and code the bits of 1.5 2^23 + n.
+// For the host. T is float and Code uint32_t, or both are vectors of these; comparisons let NaN pass through. exp(x) =
+// 2^n exp(r), |r| <= ln2 / 2. Returns exp(r) - 1; code becomes the bits of 1.5 2^23 + n.
 template <class T, class Code>
 KERNELS_HD T exp_reduced(T x, Code& code) {
   KERNELS_SUMS_IN_ORDER
@@ -81,21 +81,21 @@ KERNELS_HD T exp_host(T x) {
   x = x < lowest ? lowest : x;
   Code code;
   const T p = exp_reduced(x, code) + 1.f;
-  // 2^n in two factors, so that n = 128 and the subnormal results come out right. 1024 keeps what is halved positive.
+  // 2^n as two factors, so that n = 128 and subnormal results are correct. 1024 keeps the halved number positive.
   const Code exponent = code - (0x4b400000u - 1024u), first = exponent >> 1;
   const T low = bit_cast<T>((first - (512u - 127u)) << 23);
   const T high = bit_cast<T>((exponent - first - (512u - 127u)) << 23);
   return p * low * high;
 }
 
-// The same for an x that is not positive.
+// The same for x <= 0.
 template <class T, class Code>
 KERNELS_HD T exp_host_falling(T x) {
   const T lowest = T{} - 104.f;
   x = x < lowest ? lowest : x;
   Code code;
   const T p = exp_reduced(x, code);
-  // 2^(n + 64) is normal; what is not is rounded by the last multiplication.
+  // 2^(n + 64) is normal; the last multiplication rounds subnormal results.
   const T power = bit_cast<T>((code << 23) + (uint32_t(127 + 64) << 23));
   return (p * power + power) * 0x1p-64f;
 }
@@ -111,7 +111,7 @@ KERNELS_HD float exp(float x) {
 }
 KERNELS_HD double exp(double x) { return ::exp(x); }
 
-// Good to 2 units of the last place for every x on the GPU as well, at four times the cost.
+// Accurate to 2 units of the last place for every x, on the GPU too, at four times the cost of exp.
 KERNELS_HD float precise_exp(float x) {
 #if defined(KERNELS_DEVICE_CODE)
   return ::expf(x);
@@ -139,7 +139,8 @@ KERNELS_HD double rsqrt(double x) {
 #endif
 }
 
-// A quotient good to 2 units of the last place; enough for weights, half the cost of IEEE division on the GPU.
+// A quotient accurate to 2 units of the last place: enough for softmax weights, at half the cost of IEEE division on
+// the GPU.
 KERNELS_HD float divide(float a, float b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __fdividef(a, b);
@@ -148,7 +149,7 @@ KERNELS_HD float divide(float a, float b) {
 #endif
 }
 KERNELS_HD double divide(double a, double b) { return a / b; }
-// A quotient rounded once, as IEEE has it, whatever the compiler is told of divisions on the GPU.
+// A correctly rounded IEEE quotient, whatever the compiler's flags say about divisions on the GPU.
 KERNELS_HD float over_once(float a, float b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __fdiv_rn(a, b);
@@ -157,7 +158,7 @@ KERNELS_HD float over_once(float a, float b) {
 #endif
 }
 
-// 1 / x for an x of at least 1; 0 where that would be subnormal.
+// 1 / x for x >= 1; 0 where that would be subnormal.
 KERNELS_HD float inverse(float x) {
 #if defined(KERNELS_DEVICE_CODE)
   return arch::reciprocal_flushed(x);
@@ -178,7 +179,7 @@ template <class C>
 KERNELS_HD C sigmoid(C x) { return inverse(C(1) + precise_exp(-x)); }
 
 KERNELS_HD float tanh(float x) {
-  // Near zero the exponential form cancels; a polynomial in x^2, fitted on [0, 0.3], takes over.
+  // Near zero the exponential form cancels; there a polynomial in x^2, fitted on [0, 0.3], is used.
   const float a = magnitude(x);
   const float s = a * a;
   float inner = fma(s, 2.03540121e-2f, -5.38845679e-2f);
@@ -191,7 +192,7 @@ KERNELS_HD float tanh(float x) {
 }
 KERNELS_HD double tanh(double x) { return ::tanh(x); }
 
-// For sums in which 1 is a small step: good to 2^-22 of that, not of the result, at less than half the cost on the GPU.
+// For sums in which 1 is a small term: absolute error 2^-22, at less than half the cost of tanh on the GPU.
 KERNELS_HD float fast_tanh(float x) { return fma(-2.f, inverse(1.f + exp(2.f * x)), 1.f); }
 KERNELS_HD double fast_tanh(double x) { return ::tanh(x); }
 
@@ -199,7 +200,7 @@ KERNELS_HD float erf(float x) {
 #if defined(KERNELS_DEVICE_CODE)
   return ::erff(x);
 #else
-  // Below 1 a polynomial in x^2; from there to 4, where erf rounds to 1, 1 - exp(-polynomial). Both fitted minimax.
+  // Below 1 a polynomial in x^2; up to 4, where erf rounds to 1, 1 - exp(-polynomial). Both are minimax fits.
   const float a = magnitude(x);
   const float s = a * a;
   float inner = 7.88911952e-5f;
@@ -225,9 +226,8 @@ KERNELS_HD float erf(float x) {
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }
 
-// The share of a normal distribution beyond a, which is not negative: exp(-a^2 / 2) times a polynomial in 1 / (1 + 0.3
-// a), fitted minimax for the quotient on [0, 13.5]. Good to 7 + 1.5 a^2 units of the last place; below 2^-126 the GPU
-// gives 0.
+// The tail of the normal distribution beyond a >= 0: exp(-a^2 / 2) times a polynomial in 1 / (1 + 0.3 a), a minimax fit
+// of the quotient on [0, 13.5]. Accurate to 7 + 1.5 a^2 units of the last place; below 2^-126 the GPU gives 0.
 KERNELS_HD float normal_tail(float a) {
   const float t = inverse(fma(a, 0.3f, 1.f));
   float p = 3.83336361e-2f;
@@ -243,7 +243,7 @@ KERNELS_HD float normal_tail(float a) {
 }
 KERNELS_HD double normal_tail(double a) { return 0.5 * ::erfc(a * 0.70710678118654752); }
 
-// Sine and cosine, good to 2 units of 2^-24 for |x| up to 2^30: the quarter turns are taken off in double.
+// Sine and cosine with an error of 2^-23 for |x| up to 2^30: multiples of pi / 2 are subtracted in double.
 KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
   KERNELS_SUMS_IN_ORDER
   constexpr double shift = 6755399441055744.0;  // 1.5 2^52
@@ -272,7 +272,7 @@ KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
     return transform(x, [](C a) { return exp(a); });
   }
 }
-// For a reference that is not less than any x.
+// exp(x - reference) for a reference that no x exceeds.
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp_minus(const Pack<C, N>& x, C reference) {
 #if KERNELS_VECTORS

@@ -1,5 +1,5 @@
-// Reading and writing packs. On the device: one access of up to 16 bytes, or several of 16; the address must be a
-// multiple of min(16, bytes). On the host: no alignment is needed.
+// Reading and writing packs. On the device: one access of up to 16 bytes, or several of 16 bytes; the address must be a
+// multiple of min(16, bytes). On the host no alignment is needed.
 #pragma once
 
 #include "pack.h"
@@ -9,9 +9,9 @@
 
 KERNELS_BEGIN
 
-// How the caching hardware should treat the bytes.
+// The cache policy of an access.
 enum class Cache {
-  stream,  // touched once: not kept
+  stream,  // read or written once: not kept
   keep,    // shared by many rows, like a weight vector
 };
 
@@ -26,12 +26,12 @@ template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = ::uint4; };
 #endif
 
-// memcpy of kBytes, on the host in registers as long as those that compute: the compiler's own is in shorter pieces,
-// and a load must not wait for several stores.
+// memcpy of kBytes. On the host it uses registers as wide as those of the computation: the compiler would use narrower
+// ones, and a load must not wait for several stores.
 template <int kBytes>
 KERNELS_HD void copy_bytes(void* to, const void* from) {
 #if !defined(KERNELS_DEVICE_CODE) && defined(__AVX512F__)
-  if constexpr (kBytes == 64) {  // without a loop to be compiled
+  if constexpr (kBytes == 64) {  // without a loop
     _mm512_storeu_si512(to, _mm512_loadu_si512(from));
     return;
   } else if constexpr (kBytes % 64 == 0) {
@@ -57,7 +57,7 @@ KERNELS_HD void copy_bytes(void* to, const void* from) {
 }
 
 #if defined(__AVX__)
-// The same around the cache; the address is a multiple of the size, or of 64.
+// Stores that bypass the cache; the address is a multiple of the size, or of 64.
 template <int kBytes>
 void stream_bytes(void* to, const void* from) {
   char* address = static_cast<char*>(to);
@@ -86,7 +86,7 @@ void stream_bytes(void* to, const void* from) {
 
 }  // namespace detail
 
-// A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
+// A pack as it is in memory, kept in whole words, so that carrying it through a loop needs no repacking.
 template <class T, int N>
 class alignas(N * sizeof(T) % 16 == 0  ? 16
               : N * sizeof(T) % 8 == 0 ? 8
@@ -106,7 +106,7 @@ class alignas(N * sizeof(T) % 16 == 0  ? 16
   Word words[N * sizeof(T) / sizeof(Word)];
 };
 
-// An address or a number that is computed here, once, and not wherever it is used.
+// Makes the compiler compute an address or number here, once, instead of at each use.
 template <class T>
 KERNELS_HD T opaque(T p) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -127,8 +127,8 @@ KERNELS_HD Packed<T, N> read(const T* from) {
   for (int i = 0; i < bytes / step; ++i) {
     const Word* word = reinterpret_cast<const Word*>(from) + i;
     Word value;
-    // Neither is the read-only path: what is read may also be written by the same launch (in place, tee), and the
-    // compiler must not gather all of a row's weights in registers before the first result is stored.
+    // Neither uses the read-only path: the same launch may write what it reads (in place, tee), and the compiler must
+    // not gather all weights of a row in registers before the first result is stored.
     if constexpr (kCache == Cache::stream) value = __ldcs(word);
     else value = *word;
     memcpy(reinterpret_cast<char*>(out.words) + i * step, &value, step);
@@ -139,8 +139,8 @@ KERNELS_HD Packed<T, N> read(const T* from) {
   return out;
 }
 
-// `past_cache`: on the host, write around the cache when the address allows (for outputs larger than the cache: it
-// saves reading the line first). The GPU ignores it: its caches write partial lines without reading them.
+// `past_cache`: on the host, bypass the cache if the address allows (for outputs larger than the cache: it saves
+// reading the line first). The GPU ignores it: its caches write partial lines without reading them.
 template <int N, class T>
 KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -166,7 +166,7 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #endif
 }
 
-// Writes a pack, or does nothing.
+// Writes a pack, or nothing.
 template <int N, class T>
 KERNELS_HD void write_if(bool there, T* to, const Pack<T, N>& pack) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -181,8 +181,8 @@ KERNELS_HD void write_if(bool there, T* to, const Pack<T, N>& pack) {
 
 namespace detail {
 
-// Words, taken from byte `bytes` on, fewer than 16: whole words move by way of a choice, as `bytes` is only known at
-// run time.
+// Removes the first `bytes` bytes, fewer than 16, from an array of words. Whole words move by selection, as `bytes` is
+// only known at run time.
 template <int kWords>
 KERNELS_HD void drop_bytes(uint32_t (&words)[kWords], int bytes) {
   KERNELS_UNROLL
@@ -199,18 +199,18 @@ KERNELS_HD void drop_bytes(uint32_t (&words)[kWords], int bytes) {
   }
 }
 
-// The unit in which a pack of N elements of T moves.
+// The access width for a pack of N elements of T.
 template <int N, class T>
 constexpr int unit_bytes = N * int(sizeof(T)) < 16 ? N * int(sizeof(T)) : 16;
 
-// How many bytes an address lies behind a multiple of the unit of such packs.
+// The distance in bytes of an address from the previous multiple of the access width.
 template <int N, class T>
 KERNELS_HD int bytes_behind(const T* p) { return int(reinterpret_cast<uintptr_t>(p) % unit_bytes<N, T>); }
 
 }  // namespace detail
 
-// A pack that lies `behind` bytes behind an address that is aligned for it, fewer than its unit has. What is read is
-// all of the aligned words that hold some of it.
+// Reads a pack that is `behind` bytes after the aligned address, fewer than the access width. Reads every aligned word
+// that contains a part of it.
 template <int N, class T>
 KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
   constexpr int bytes = N * int(sizeof(T)), unit = detail::unit_bytes<N, T>, step = unit / int(sizeof(T));
@@ -220,7 +220,7 @@ KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
     uint32_t all[words];
     const auto low = read<N, Cache::keep>(aligned);
     const auto high =
-        read<step, Cache::keep>(aligned + (behind != 0 ? N : N - step));  // the next words need not be readable
+        read<step, Cache::keep>(aligned + (behind != 0 ? N : N - step));  // at 0 the next word need not be readable
     KERNELS_UNROLL
     for (int i = 0; i < words; ++i)
       all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
@@ -236,8 +236,7 @@ KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
   return out;
 }
 
-// Writes a pack to an address that lies `behind` bytes behind one that is aligned for it, in pieces of kUnit bytes at
-// most.
+// Writes a pack `behind` bytes after an aligned address, in pieces of at most kUnit bytes.
 template <int N, int kUnit = 0, class T>
 KERNELS_HD void write_behind(T* to, const Pack<T, N>& pack, int behind) {
   constexpr int unit = kUnit > 0 ? kUnit : detail::unit_bytes<N, T>;
@@ -254,7 +253,7 @@ KERNELS_HD void write_behind(T* to, const Pack<T, N>& pack, int behind) {
   }
 }
 
-// The same for any address: N - 1 elements on either side of what is read must be readable, too.
+// The same for any address: up to N - 1 elements on either side must be readable, too.
 template <int N, class T>
 KERNELS_HD Packed<T, N> read_anywhere(const T* from) {
   const int behind = detail::bytes_behind<N>(from);
@@ -263,8 +262,8 @@ KERNELS_HD Packed<T, N> read_anywhere(const T* from) {
 template <int N, class T>
 KERNELS_HD void write_anywhere(T* to, const Pack<T, N>& pack) { write_behind(to, pack, detail::bytes_behind<N>(to)); }
 
-// On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next
-// line.
+// On the host: whether `count` elements fill whole cache lines; below, the number of elements from an address to the
+// next line.
 constexpr int kLineBytes = 64;
 template <class T>
 bool whole_lines(int64_t count) { return count * int64_t(sizeof(T)) % kLineBytes == 0; }
@@ -273,11 +272,11 @@ int until_line(const T* p) {
   return int((kLineBytes - reinterpret_cast<uintptr_t>(p) % kLineBytes) % kLineBytes / sizeof(T));
 }
 
-// On the host: prefetches [begin, end) into the second-level cache, or into the first. That one has room for few
-// lines in flight, and waits where there are more; the second drops them. On an EPYC with AVX-512, one thread, as a
-// share of a plain read, into the first level and into the second: products with halves 0.66 and 1.09, with int8 0.75
-// and 1.05; RMSNorm of 4096 floats 0.31 and, in two runs, 0.42 and 0.56. Always inlined, as are the functions that
-// call it: g++ 12 takes one that only prefetches for one without an effect, and leaves the call out.
+// On the host: prefetches [begin, end) into the second-level cache, or into the first. The first level tracks few lines
+// in flight and stalls beyond that; the second drops such requests. On an EPYC with AVX-512, one thread, speed relative
+// to a plain read with prefetch into the first level and into the second: products with halves 0.66 and 1.09, with int8
+// 0.75 and 1.05; RMSNorm of 4096 floats 0.31 and, in two runs, 0.42 and 0.56. Always inlined, as are its callers: g++
+// 12 considers a function that only prefetches to be without effect, and drops the call.
 template <int kLevel = 2, class T>
 KERNELS_INLINE inline void prefetch_lines(const T* begin, const T* end) {
 #if defined(__GNUC__)
@@ -295,8 +294,8 @@ KERNELS_INLINE inline void prefetch_lines(const T* begin, const T* end) {
 #endif
 }
 
-// On the host: what was written past the cache by this thread is ordered before what it does next. A call that returns,
-// or a thread that ends, after such writes needs it.
+// On the host: orders this thread's cache-bypassing stores before what it does next. Needed before a call returns, or a
+// thread ends, after such stores.
 inline void fence_past_cache() {
 #if defined(__AVX__)
   _mm_sfence();

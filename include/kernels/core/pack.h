@@ -1,6 +1,6 @@
-// Pack<T, N>: N elements that travel together, one per memory transaction on the GPU, one SIMD register or a few on
-// the CPU. Arithmetic is elementwise; loops have constant trip counts, so nvcc keeps packs in registers and g++ and
-// clang++ turn them into vector instructions.
+// Pack<T, N>: N elements that move together: one memory transaction on the GPU, one or a few SIMD registers on the CPU.
+// Arithmetic is elementwise. Loops have constant trip counts, so nvcc keeps packs in registers, and g++ and clang++
+// vectorize them.
 #pragma once
 
 #include "../arch/scalar.h"
@@ -65,7 +65,7 @@ KERNELS_PACK_OPERATOR(*)
 KERNELS_PACK_OPERATOR(/)
 #undef KERNELS_PACK_OPERATOR
 
-// The smaller / larger of two numbers. Where one is NaN either may come back: callers must not rely on it.
+// The smaller (below: the larger) of two numbers. If one is NaN, either may be returned: callers must not rely on it.
 template <class T>
 KERNELS_HD T lesser(T a, T b) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -81,7 +81,7 @@ KERNELS_HD T greater(T a, T b) {
   return b > a ? b : a;
 }
 
-// In parentheses, so that macros of these names, which windows.h defines, leave them alone.
+// In parentheses because windows.h defines macros of these names.
 template <class T, int N>
 KERNELS_HD Pack<T, N>(min)(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
   return transform(a, [b](T x) { return lesser(x, b); });
@@ -91,8 +91,8 @@ KERNELS_HD Pack<T, N>(max)(const Pack<T, N>& a, typename Pack<T, N>::value_type 
   return transform(a, [b](T x) { return greater(x, b); });
 }
 
-// Reductions keep a few partial results side by side (on the host as many as a vector register holds) and bring those
-// together pairwise: short dependency chains, few registers, and a shape that vectorizes.
+// Reductions keep several partial results (on the host as many as a vector register holds) and combine them pairwise:
+// short dependency chains, few registers, and a shape that vectorizes.
 template <class T, int N, class F>
 KERNELS_HD T fold(const Pack<T, N>& a, F f) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -138,8 +138,8 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
   return sum(a * b);
 }
 
-// g++'s and clang's own vectors, for the loops in which they do not find them. nvcc has none in functions for both
-// sides.
+// Vector extensions of g++ and clang, for loops that these do not vectorize themselves. nvcc does not allow them in
+// functions for host and device.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #define KERNELS_VECTORS 1
 #else
@@ -147,7 +147,7 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
 #endif
 
 namespace detail {
-// How long a vector register of the host is.
+// The width of the host's vector registers.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 #elif defined(__AVX__)
@@ -163,12 +163,12 @@ struct VectorType {
 };
 template <class T, int N>
 using VectorOf = typename VectorType<T, N>::type;
-// Whether to use them on packs of floats and what is narrower.
+// Whether to use vector extensions for packs of this type.
 template <class C, int N>
 constexpr bool in_vectors = std::is_same<C, float>::value&& N > 1 &&
                             (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
 
-// Integers as wider ones, with their sign or as they are. Left to themselves, the compilers do so in pieces.
+// Widens integers, signed or unsigned. Left to themselves, compilers do it piecewise.
 template <class T, int N>
 KERNELS_HD VectorOf<int32_t, N> signed_bytes(const Pack<T, N>& in) {
 #if defined(__AVX512F__)
@@ -197,8 +197,8 @@ KERNELS_HD VectorOf<uint16_t, N> widened_bytes(const Pack<T, N>& in) {
 #endif
   return __builtin_convertvector(bit_cast<VectorOf<uint8_t, N>>(in), VectorOf<uint16_t, N>);
 }
-// A vector of float8_e4m3 as halves of 2^-8 times their value: the code's bits in the places of a half's, subnormal
-// ones as well. NaN, all ones below the sign, stays NaN.
+// Widens float8_e4m3 to halves of 2^-8 times their value: the code's bits in the fields of a half, valid for subnormals
+// as well. NaN, all ones below the sign, stays NaN.
 template <int N>
 KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) {
   using Halves = VectorOf<uint16_t, N>;
@@ -214,8 +214,8 @@ KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) 
   codes = (Halves)__builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int16_t, N>);
 #if defined(__AVX512BW__)
   if constexpr (N == 32) {
-    // The bit above the exponent has the sign, or has it turned around where the code is NaN and carries into it: as a
-    // sign that is taken away, one that is not makes an exponent of all ones.
+    // Bit 14, the top of a half's exponent, is the sign in `shifted`. In `carried` it is flipped if the code is NaN,
+    // whose ones carry into it. The XOR of both is 0, or 1 for a NaN, which completes an exponent of all ones.
     const Halves shifted = codes << 7, carried = shifted + uint16_t(0x80);
     const __m512i sign = _mm512_set1_epi16(0x4000);
     return (Halves)_mm512_ternarylogic_epi32((__m512i)shifted, (__m512i)carried, sign, 0x78);
@@ -224,7 +224,7 @@ KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) 
   const Halves placed = codes << 7 & uint16_t(0xbf80);
   return placed | (Halves)((placed & uint16_t(0x3f80)) == uint16_t(0x3f80));
 }
-// float8_e5m2 is the upper half of a half.
+// The code is the upper byte of a half.
 template <int N>
 KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) {
 #if defined(__AVX512BW__)
@@ -235,7 +235,7 @@ KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) 
 #endif
 
 #if defined(__CUDACC__)
-// Two codes of fp8 in the lower half of a word, as halves.
+// Two fp8 codes in the lower half of a word, as halves.
 template <class T>
 __device__ __forceinline__ uint32_t halves_of_float8(uint32_t codes) {
 #if !KERNELS_HAS_FP8
@@ -250,7 +250,7 @@ __device__ __forceinline__ uint32_t halves_of_float8(uint32_t codes) {
 #endif
 
 #if defined(KERNELS_DEVICE_CODE)
-// Pairs of half, bfloat16 or fp8 as floats, and floats as such pairs: one instruction converts two.
+// Pairs of half, bfloat16 or fp8 to floats, and back: one instruction converts two.
 template <class T, int N>
 KERNELS_HD Pack<float, N> floats_of_pairs(const Pack<T, N>& in) {
   Pack<float, N> out;
@@ -291,9 +291,9 @@ KERNELS_HD Pack<T, N> pairs_of_floats(const Pack<float, N>& in) {
   return out;
 }
 #elif defined(__F16C__)
-// Eight halves, or with AVX-512 sixteen, in one instruction: vectors as long as those of the loops around, as a value
-// stored in two parts would have to wait for both in the cache. Masked with all ones, because g++ 12 warns about the
-// forms without a mask.
+// Eight halves, or with AVX-512 sixteen, in one instruction. Vectors have the width of those in the loops around: a
+// value stored in two parts would have to wait for both in the cache. Masked with all ones because g++ 12 warns about
+// the unmasked forms.
 template <int N>
 KERNELS_HD Pack<float, N> floats_of_halves(const Pack<half, N>& in) {
   Pack<float, N> out;
@@ -333,7 +333,7 @@ KERNELS_HD Pack<half, N> halves_of_floats(const Pack<float, N>& in) {
 #endif
 }  // namespace detail
 
-// Elementwise conversion; pairs and eights go through the hardware's vector conversions.
+// Elementwise conversion; pairs and groups of eight use the hardware's vector conversions.
 template <class To, class From, int N>
 KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -372,7 +372,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, int8_t>::value) {
     return bit_cast<Pack<To, N>>(__builtin_convertvector(detail::signed_bytes(in), detail::VectorOf<float, N>));
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, float8_e4m3>::value) {
-    // The code in the place of a float's highest bits is the value times 2^-120, a subnormal one as well.
+    // The code's bits in the top of a float are the value times 2^-120, for subnormals as well.
     const auto codes = detail::signed_bytes(in);
     const auto placed = bit_cast<detail::VectorOf<float, N>>(codes << 20 & int32_t(0x87f00000));
     return bit_cast<Pack<To, N>>(bit_cast<detail::VectorOf<int32_t, N>>(placed * 0x1p120f) | ((codes & 0x7f) == 0x7f));

@@ -1,13 +1,13 @@
 // Philox4x32-10, the counter-based random generator of Salmon, Moraes, Dror and Shaw (Parallel Random Numbers: As Easy
-// as 1, 2, 3, SC 2011): 128 random bits for each key and counter, without a state, and in integers alone, so the CPU
-// and the GPU draw the same.
+// as 1, 2, 3, SC 2011): 128 random bits for each key and counter. It has no state and uses integers only, so the CPU
+// and the GPU draw the same numbers.
 //
 //   k::Pack<uint32_t, 4> four = k::philox(seed, index, step);
 //   float u = k::unit_interval(four[0]);              // in [0, 1)
 //
-// The key is the seed. The two words of the counter are whatever tells one draw from another, such as a row and a step,
-// or the number of a pack of four elements and that of a call. cuRAND's generator of that name, with the subsequence
-// `high` and the offset 4 low, draws these words.
+// The seed is the key. The two words of the counter distinguish draws, such as a row and a step, or the index of four
+// elements and that of a call. cuRAND's generator of that name gives the same words with subsequence `high` and offset
+// 4 low.
 #pragma once
 
 #include "pack.h"
@@ -30,7 +30,7 @@ KERNELS_HD Pack<uint32_t, 4> philox(uint64_t key, uint64_t low, uint64_t high) {
   return {{c0, c1, c2, c3}};
 }
 
-// The upper 24 of 32 bits, as a multiple of 2^-24 in [0, 1): exact, so the same wherever it is computed.
+// The upper 24 of 32 bits as a multiple of 2^-24 in [0, 1): exact, so equal on every machine.
 KERNELS_HD float unit_interval(uint32_t bits) { return float(int32_t(bits >> 8)) * 0x1p-24f; }
 
 KERNELS_END

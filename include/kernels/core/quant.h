@@ -1,8 +1,9 @@
-// 4-bit weights: how they lie in memory, and packing functions for the host.
+// 4-bit weights: their layout in memory, and functions that pack them on the host.
 //
-// int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word is at bit int4_shift(i): the even ones in the
-// lower half and the odd ones in the upper, so that one AND brings codes 2j and 2j + 1 to the same place in either
-// half, where a GPU converts them as a pair. int4 means code - 8, uint4 the code itself, for use with zero points:
+// int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word is at bit int4_shift(i): even codes in the
+// lower half-word, odd ones in the upper, so that one AND isolates codes 2j and 2j + 1 at the same place of both
+// halves, where a GPU converts them as a pair. An int4 code means code - 8, a uint4 code itself, for use with zero
+// points:
 //
 //   std::vector<uint32_t> codes(n * k / 8);
 //   std::vector<float> scales(n * k / 64);
@@ -14,14 +15,14 @@
 //   std::vector<k::float8_e8m0> powers(n * k / 32);
 //   status = k::pack_fp4(w, k, n, k, 32, codes.data(), powers.data());                  // MXFP4
 //
-// They are read by dequant(int4(...), group_scales(...)), dequant(uint4(...), group_scales(...).zeros(...)), gf4(...)
-// and dequant(fp4(...), group_scales(...)). A group is a power of two, 8 at least, as group_scales() wants it, or it
-// has all columns of a row, whose scales are row_scales(). What is refused writes nothing.
+// Read them by dequant(int4(...), group_scales(...)), dequant(uint4(...), group_scales(...).zeros(...)), gf4(...) and
+// dequant(fp4(...), group_scales(...)). A group is a power of two of at least 8 columns, as group_scales() requires, or
+// the whole row, whose scales are row_scales(). A call that fails writes nothing.
 //
-// fp4: eight codes of float4_e2m1, 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign above, at the same bits.
+// fp4: eight float4_e2m1 codes, a sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6, in the same bit layout.
 //
-// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it are eight codes of
-// 3 bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
+// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2; above it are eight 3-bit
+// codes. The weight is (code - 4) * scale / -4: the one of largest magnitude is exactly the scale.
 #pragma once
 
 #include <cmath>
@@ -34,7 +35,7 @@ KERNELS_BEGIN
 
 KERNELS_HD constexpr int int4_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
 
-// The word of eight codes that lie one behind the other, code i at bit 4 i, as in many files.
+// A word from eight codes in sequential order, code i at bit 4 i, as many file formats have it.
 KERNELS_HD constexpr uint32_t word_of_codes(uint32_t in_order) {
   uint32_t word = 0;
   for (int i = 0; i < 8; ++i) word |= (in_order >> (4 * i) & 15u) << int4_shift(i);
@@ -42,7 +43,7 @@ KERNELS_HD constexpr uint32_t word_of_codes(uint32_t in_order) {
 }
 
 namespace detail {
-// Rounded to nearest even, by adding 1.5 * 2^23. NaN becomes `low`: as a number it would not fit the bits of a code.
+// Rounded to nearest even, by adding 1.5 * 2^23. NaN becomes `low`: its bits would not fit a code.
 KERNELS_HD int clamped(float x, int low, int high) {
   const float kept = x > float(low) ? (x < float(high) ? x : float(high)) : float(low);
   return bit_cast<int32_t>(kept + 12582912.f) - 0x4b400000;
@@ -68,7 +69,7 @@ struct Int4 : Uint4 {
   static KERNELS_HD constexpr float value(uint32_t code) { return float(code) - 8.f; }
   static KERNELS_HD float at(uint32_t word, int i) { return Uint4::at(word, i) - 8.f; }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) { return Uint4::all(word) - 8.f; }
-  // What pack_int4() makes of a number; with a scale of 0, what means 0.
+  // The code of a number as pack_int4() computes it; with a scale of 0, the code of 0.
   static KERNELS_HD uint32_t code(float x, float scale) {
     return uint32_t(8 + detail::clamped(scale != 0.f ? over_once(x, scale) : 0.f, -8, 7));
   }
@@ -87,7 +88,7 @@ struct Fp4 : Uint4 {
     for (int i = 0; i < 8; ++i) out.v[i] = at(word, i);
     return out;
   }
-  // The nearest, of two that are as near the even one; NaN becomes 0, with its sign.
+  // The nearest code, of two equally near ones the even one. NaN becomes 0, with its sign.
   static KERNELS_HD uint32_t code(float x) {
     const float size = x < 0 ? -x : x;
     const int of_size = size >= 4   ? 4 + detail::clamped(size / 2, 2, 3)
@@ -101,7 +102,7 @@ struct Gf4 {
   static constexpr uint32_t mask = 7;
   static constexpr float offset = 4, slope = -0.25f;
   static constexpr uint32_t shift(int i) { return uint32_t(8 + 3 * i); }
-  // Without the scale.
+  // The value of a code without the scale.
   static KERNELS_HD constexpr float value(uint32_t code) { return (float(code) - offset) * slope; }
   static KERNELS_HD float scale(uint32_t word) {
     return convert<float>(bit_cast<float8_e5m2>(static_cast<uint8_t>(word & 0xffu))) * -0.25f;
@@ -119,13 +120,13 @@ struct Gf4 {
 namespace detail {
 
 #if KERNELS_VECTORS
-// What codes in the low bits of each lane mean, without the scale of gf4; the bits above them are ignored.
+// Decodes the codes in the low bits of each lane, without the scale of gf4; higher bits are ignored.
 template <class Format, int... i>
 KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, int(sizeof...(i))> codes,
                                                            std::integer_sequence<int, i...>) {
   constexpr int N = sizeof...(i);
   using Floats = VectorOf<float, N>;
-  // Looked up in a table: only as many bits of a lane count as it has entries for.
+  // A table look-up: it uses only as many bits of a lane as the table needs.
   [[maybe_unused]] const Floats table{Format::value(uint32_t(i) & Format::mask)...};
 #if defined(__AVX512F__)
   if constexpr (N == 16) return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, table);
@@ -152,7 +153,7 @@ template <class Format, int N>
 KERNELS_HD VectorOf<float, N> decode_lanes(const VectorOf<uint32_t, N>& codes) {
   return decode_lanes<Format>(codes, std::make_integer_sequence<int, N>());
 }
-// The scales of words of gf4.
+// The scales in gf4 words.
 template <int N>
 KERNELS_HD VectorOf<float, N> gf4_scales(const VectorOf<uint32_t, N>& words) {
   const auto scales = __builtin_convertvector(words, VectorOf<uint16_t, N>)
@@ -160,7 +161,7 @@ KERNELS_HD VectorOf<float, N> gf4_scales(const VectorOf<uint32_t, N>& words) {
   return bit_cast<VectorOf<float, N>>(convert<float>(bit_cast<Pack<half, N>>(scales)));
 }
 
-// A vector of weights from whole words. Each lane gets the word that its code is in, and shifts it there.
+// A vector of weights from whole words: each lane gets the word with its code and shifts the code down.
 template <class Format, int... i>
 KERNELS_HD Pack<float, int(sizeof...(i))> decode_words(const uint32_t* words, std::integer_sequence<int, i...>) {
   constexpr int N = sizeof...(i);
@@ -192,7 +193,7 @@ KERNELS_HD Pack<float, N> decode_words(const uint32_t* words) {
   }
 }
 
-// The weight of columns [begin, end) that is largest in magnitude, with its sign; 0 instead of NaN.
+// The weight of largest magnitude in columns [begin, end), with its sign; NaN counts as 0.
 template <class T>
 float largest_weight(const T* row, int64_t begin, int64_t end) {
   float largest = 0.f;
@@ -203,10 +204,10 @@ float largest_weight(const T* row, int64_t begin, int64_t end) {
   return largest;
 }
 
-// Whether groups of so many columns may have scales of their own, as group_scales() wants it.
+// Whether groups of this size may have their own scales, as group_scales() requires.
 constexpr bool is_group_of_codes(int64_t group) { return group >= 8 && (group & (group - 1)) == 0; }
 
-// What packing functions are told. `none`: whether nothing is packed, so that pointers do not matter.
+// Argument checks of packing functions. `none`: there is nothing to pack, so pointers do not matter.
 template <class T>
 Status check_packing(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, const uint32_t* words, bool& none) {
   if (rows < 0) return invalid("rows is negative");
@@ -227,7 +228,7 @@ Status check_packing(const S* scales, bool none) {
                               "scales: the pointer is not aligned for its elements");
 }
 
-// f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a
+// Calls f(row, index of the group in its row, index among all groups, first column, end column) for all groups of a
 // matrix.
 template <class F>
 void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
@@ -240,8 +241,8 @@ void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
 
 }  // namespace detail
 
-// Rows of `cols` weights, ld apart, in groups of `group` columns. A row takes (cols + 7) / 8 words, and a scale for
-// each group that it begins; codes behind the last column are those of 0.
+// int4: rows of `cols` weights, ld apart, in groups of `group` columns. A row takes (cols + 7) / 8 words, and a scale
+// for each group that begins in it; codes behind the last column are those of 0.
 template <class T, class S>
 Status pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
   bool none = false;
@@ -250,7 +251,7 @@ Status pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, 
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0x88888888u;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
-    // It becomes -8, which has no positive counterpart.
+    // This weight becomes code -8, which has no positive counterpart.
     scales[index] = convert<S>(detail::largest_weight(w + row * ld, begin, end) / -8.f);
     const float scale = convert<float>(scales[index]);
     for (int64_t c = begin; c < end; ++c) {
@@ -263,7 +264,7 @@ Status pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, 
   return {};
 }
 
-// The same with a zero point for each group, a code of 0 to 15 that means 0.
+// uint4: the same with a zero point for each group, the code of 0 to 15 that means 0.
 template <class T, class S>
 Status pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales,
                   uint8_t* zeros) {
@@ -274,7 +275,7 @@ Status pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group,
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
-    float low = 0.f, high = 0.f;  // 0 must be a code
+    float low = 0.f, high = 0.f;  // 0 must have an exact code
     for (int64_t c = begin; c < end; ++c) {
       const float x = convert<float>(w[row * ld + c]);
       low = x < low ? x : low;
@@ -292,8 +293,8 @@ Status pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group,
   return {};
 }
 
-// The same in codes of float4_e2m1, of which the largest is at most 6. The scales are of float8_e8m0 in MXFP4, with
-// groups of 32 columns.
+// fp4: codes of float4_e2m1, scaled so that the largest is at most 6. MXFP4 has scales of float8_e8m0 and groups of 32
+// columns.
 template <class T, class S>
 Status pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
   bool none = false;
@@ -312,7 +313,7 @@ Status pack_fp4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, u
   return {};
 }
 
-// Eight weights to a word; (cols + 7) / 8 words in a row.
+// gf4: eight weights in a word, (cols + 7) / 8 words in a row.
 template <class T>
 Status pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* words) {
   bool none = false;

@@ -1,4 +1,4 @@
-// What operator| makes of sources, maps and sinks.
+// operator|: composes sources, maps and sinks.
 #pragma once
 
 #include "sink.h"
@@ -159,7 +159,7 @@ class MappedSink : public Functor {
 
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(sink_, rows, cols); }
 
-  // Engines take a sink apart, to fetch the maps' operands early and to look at mapped values before they are stored.
+  // Engines take a sink apart, to fetch the maps' operands early and to see mapped values before they are stored.
   KERNELS_HD const M& map() const { return map_; }
   KERNELS_HD const S& end() const { return sink_; }
   template <class Map, class End>
@@ -183,7 +183,7 @@ struct is_mapped_sink : std::false_type {};
 template <class M, class S>
 struct is_mapped_sink<MappedSink<M, S>> : std::true_type {};
 
-// The maps in front of a sink, and the sink behind them.
+// The maps in front of a sink, and (below) the sink without them.
 template <class S>
 KERNELS_HD decltype(auto) sink_map(const S& sink) {
   if constexpr (is_mapped_sink<S>::value) return sink.map();
@@ -197,14 +197,14 @@ KERNELS_HD const auto& sink_end(const S& sink) {
 template <class S>
 using SinkEnd = std::decay_t<decltype(sink_end(std::declval<const S&>()))>;
 
-// The widest pack of at most `most` that may begin at a column.
+// The widest pack, of at most `most` columns, that may begin at this column.
 KERNELS_HD int pack_at(int64_t col, int most) {
   while (most > 1 && col % most != 0) most /= 2;
   return most;
 }
 
-// f(pack, col) for the columns of v, in packs of at most `most`. What f does is compiled once for each width: v is
-// moved down instead.
+// Calls f(pack, col) for the columns of v, in packs of at most `most`. f is instantiated once for each width: v is
+// shifted down instead.
 template <int kWidth = 0, int N, class C, class F>
 KERNELS_HD void in_packs(int most, Pack<C, N> v, int64_t col, const F& f) {
   constexpr int width = kWidth > 0 ? kWidth : N;
@@ -222,9 +222,8 @@ KERNELS_HD void in_packs(int most, Pack<C, N> v, int64_t col, const F& f) {
   }
 }
 
-// A map that needs other columns than those it changes says itself what source | map and map | sink are:
-// on_source(source), on_sink(sink). A sink in front of which columns are in another order says what map | sink is:
-// after(map).
+// A map that needs other columns than those it changes defines source | map and map | sink itself: on_source(source),
+// on_sink(sink). A sink in front of which columns are in another order defines map | sink: after(map).
 template <class M, class S, class = void>
 struct has_on_source : std::false_type {};
 template <class M, class S>
@@ -247,7 +246,7 @@ struct has_after<S, M, void_t<decltype(std::declval<const S&>().after(std::declv
 template <class A, class B>
 auto compose(const A& a, const B& b) {
   if constexpr (is_source<A>) {
-    // A source takes a chain's links one by one, so that each tee in it is found.
+    // The maps of a chain are attached one by one, so that each tee in it is found.
     if constexpr (is_chain<B>::value) return compose(compose(a, b.first()), b.second());
     else if constexpr (has_on_source<B, A>::value) return b.on_source(a);
     else return MappedSource<A, B>(a, b);
@@ -286,7 +285,7 @@ template <class F>
 constexpr bool is_score = std::is_base_of<Score, F>::value;
 }  // namespace detail
 
-// Anything else on either side of | is a mistake, and the message says what was meant.
+// Anything else on either side of | is a mistake; a static_assert says what was expected.
 template <class A, class B,
           class = std::enable_if_t<!detail::goes_before<A, B> &&
                                    (std::is_base_of<Functor, A>::value || std::is_base_of<Functor, B>::value)>,

@@ -1,4 +1,4 @@
-// Quantized weights: dequant(codes, scales), and codes of 4 bits in words.
+// Quantized weights: dequant(codes, scales), and words of 4-bit codes.
 #pragma once
 
 #include "../core/divisor.h"
@@ -7,23 +7,23 @@
 
 KERNELS_BEGIN
 
-// One scale for each tile of 2^row_log2 x 2^col_log2 codes, and with it a zero point, if the codes have one:
-// weight = (code - zero) * scale. Both may be of any type.
+// A scale for each tile of 2^row_log2 x 2^col_log2 codes, and optionally a zero point: weight = (code - zero) * scale.
+// Both may be of any type.
 template <class T, class Zero = Nothing>
 class Scales {
  public:
   KERNELS_HD Scales(const T* scales, int64_t ld, int row_log2, int col_log2, const Zero* zeros = nullptr)
       : scales_(scales), zeros_(zeros), ld_(ld), row_log2_(row_log2), col_log2_(col_log2) {}
 
-  // A zero point beside each scale.
+  // Adds a zero point to each scale.
   template <class Z>
   Scales<T, Z> zeros(const Z* p) const { return {scales_, ld_, row_log2_, col_log2_, p}; }
 
   static constexpr bool has_zeros = !std::is_same<Zero, Nothing>::value;
-  // How many neighbouring columns share a scale, as far as anyone asks: `most` at most.
+  // The number of adjacent columns that share a scale, at most `most`.
   int group(int most = 32) const { return col_log2_ < 31 ? lesser(1 << col_log2_, most) : most; }
 
-  // Those of the rows from this one on. In a tile of several rows, of this row only.
+  // The scales from this row on; if a tile has several rows, for this row only.
   KERNELS_HD Scales at_row(int64_t row) const {
     const int64_t at = (row >> row_log2_) * ld_;
     return {opaque(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? opaque(zeros_ + at) : nullptr};
@@ -33,7 +33,7 @@ class Scales {
   KERNELS_HD const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
   KERNELS_HD const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
 
-  // Rows of scales that overlap are a slip, but for one row that is all of them.
+  // Overlapping rows of scales are taken for a mistake, except a single row for all.
   Status check_rows(int64_t rows, int64_t cols) const {
     if (ld_ == 0 || (rows - 1) >> row_log2_ < 1 || cols < 1 || ld_ > (cols - 1) >> col_log2_) return {};
     return invalid("dequant: the row stride of the scales is smaller than the number of groups in a row");
@@ -92,17 +92,17 @@ template <class T>
 Scales<T> tensor_scale(const T* p) { return {p, 0, detail::kOneForAll, detail::kOneForAll}; }
 template <class T>
 Scales<T> row_scales(const T* p) { return {p, 1, 0, detail::kOneForAll}; }
-// p[row * ld + col / group]; group: a power of two.
+// The scale of (row, col) is p[row * ld + col / group]. group: a power of two.
 template <class T>
 Scales<T> group_scales(const T* p, int64_t ld, int group) { return {p, ld, 0, detail::log2_of(group)}; }
-// p[row / block * ld + col / block]; block: a power of two.
+// The scale of (row, col) is p[row / block * ld + col / block]. block: a power of two.
 template <class T>
 Scales<T> block_scales(const T* p, int64_t ld, int block) {
   return {p, ld, detail::log2_of(block), detail::log2_of(block)};
 }
 
-// Codes and their scales. Engines that sum over columns multiply by the scale once per pack: they ask for unscaled()
-// and scale_of(); everyone else sees an ordinary source.
+// Codes with their scales. Engines that sum over columns use unscaled() and scale_of(), and multiply by the scale once
+// for each pack; all others read it as an ordinary source.
 template <class Codes, class S>
 class Dequant : public Functor {
  public:
@@ -177,8 +177,7 @@ auto dequant(Codes codes, S scales) {
   else return Dequant<Codes, S>(codes, scales);
 }
 
-// Weights of which eight lie in a 32-bit word; Format (core/quant.h) says how. ld counts weights and is a multiple
-// of 8.
+// Weights, eight in a 32-bit word, in the layout of Format (core/quant.h). ld counts weights and is a multiple of 8.
 template <class Format>
 class Words : public Functor {
  public:

@@ -1,13 +1,13 @@
-// Mixtures of experts: the weights that a token is multiplied with, and which tokens those are.
+// Mixtures of experts: weights and inputs that depend on each token's experts.
 #pragma once
 
 #include "matrices.h"
 
 KERNELS_BEGIN
 
-// A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n
-// and so on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: the
-// result of such a token is made with the first expert's weights, and is not to be used.
+// Each token uses the weights of its own expert: token m is multiplied with rows ids[m] * n to ids[m] * n + n - 1 of
+// the weights of all experts. ids are in the memory space in which the call runs, in [0, experts), or -1: the result of
+// such a token is computed with the first expert's weights and must not be used.
 template <class S>
 class Experts : public Functor {
  public:
@@ -32,14 +32,14 @@ class Experts : public Functor {
   int64_t n_, experts_;
 };
 
-// As rows of inputs go to several experts each, token m of the call is row m / top_k of the inputs: repeated(x, top_k).
+// With top_k experts for each token, token m of the call is row m / top_k of the inputs: use repeated(x, top_k).
 template <class S>
 Experts<S> experts(S source, const int32_t* ids, int64_t n, int64_t experts) {
   static_assert(detail::is_source<S>, "experts() takes a source with the weights of all experts, one after the other");
   return {source, ids, n, experts};
 }
 
-// A source of which each row counts `times` times.
+// A source in which each row is repeated `times` times.
 template <class S>
 class Repeated : public Functor {
  public:
@@ -82,8 +82,8 @@ Repeated<S> repeated(S source, int64_t times) {
   return {source, times};
 }
 
-// Rows in the order of their experts, which is known on the device alone (sort_by_expert() in router.h): row r is row
-// order[r] / top_k of the source; row 0 where order[r] is negative.
+// Rows sorted by expert, in an order that only the device knows (sort_by_expert() in router.h): row r is row order[r] /
+// top_k of the source, or row 0 if order[r] is negative.
 template <class S>
 class Gathered : public Functor {
  public:
@@ -112,7 +112,7 @@ class Gathered : public Functor {
   }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that is at this one's place.
+  // The row of the source from which this row is read.
   KERNELS_HD int64_t origin(int64_t row) const {
     const int32_t at = order_[row];
     return at < 0 ? 0 : static_cast<uint32_t>(at) / static_cast<uint32_t>(top_k_);
@@ -133,7 +133,7 @@ template <class S>
 struct Traits<Gathered<S>> : PlacedTraits<S> {};
 }  // namespace detail
 
-// order: of sort_by_expert(); the source has a row for each token.
+// order: from sort_by_expert(). The source has a row for each token.
 template <class S>
 Gathered<S> gathered(S source, const int32_t* order, int64_t top_k) {
   static_assert(detail::is_source<S>, "gathered() takes a source, the order of its rows and top_k");
@@ -143,10 +143,10 @@ Gathered<S> gathered(S source, const int32_t* order, int64_t top_k) {
   return {source, order, top_k};
 }
 
-// The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the
-// product of its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row
-// to the call, and K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts). An expert -1 has share 0; its row
-// of inputs must be finite.
+// Sums the experts' results of each token in one product: the sum over j of shares[m * top_k + j] times the product of
+// the token's j-th input with the weights of expert ids[m * top_k + j]. The call sees the top_k inputs of a token as
+// one row, and K = top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts). An expert -1 has share 0; its inputs
+// must be finite.
 template <class S, class T>
 class Mixed : public Functor {
  public:
@@ -155,7 +155,7 @@ class Mixed : public Functor {
       : source_(source), ids_(ids), shares_(shares), top_k_(top_k), n_(n), cols_(cols), experts_(experts) {}
 
   static constexpr int widest = detail::widest_of<S>();
-  // A pack must not belong to two experts.
+  // A pack must not span two experts.
   int max_pack() const { return detail::pack_at(cols_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_pointer(ids_, "mixed: the pointer to the ids is null",

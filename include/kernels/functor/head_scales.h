@@ -1,8 +1,8 @@
-// Scales of heads, which norm_heads() finds: how it shows the sinks of a row a head's values before it writes them.
+// Per-head scales, which norm_heads() computes: how it shows the sinks of a row a head's values before they write them.
 //
-// Any end of a sink that quantizes groups of columns, with a head as a group, takes part: of qkv() each of the three,
-// behind its own maps and rope. A head's values go through the same functors twice: once to an end that looks at them,
-// and once to one that knows the scale.
+// Any sink end that quantizes groups of columns, with a head as a group, takes part; of qkv() each of the three, behind
+// its own maps and rope. A head's values pass through the same functors twice: first to an end that only looks at them,
+// then to one that knows the scale.
 #pragma once
 
 #include "../core/row_call.h"
@@ -17,7 +17,7 @@ class Qkv;
 
 namespace detail {
 
-// Takes everything, and keeps nothing.
+// Ignores everything.
 struct LeaveOut : Functor {
   static constexpr Role role = Role::sink;
   template <int N, class C>
@@ -45,13 +45,13 @@ struct WriteHead : Functor {
   }
 };
 
-// What is known of a head, for each end of a sink: of those but one, nothing.
+// The state of a head for each end of a sink; for all ends but the head's own it stays empty.
 //
-//   finds, right     whether any end finds scales; whether norm_heads() can show it what it needs for that
+//   finds, right     whether any end computes scales; whether norm_heads() supports those
 //   looking(sink)    the sink with ends that look
 //   knowing(sink)    the sink with ends that write
-//   gather(lanes)    joins what the lanes saw
-//   write(...)       the scale of the head that begins at a column
+//   gather(lanes)    combines the states of the lanes
+//   write(...)       writes the scale of the head that begins at a column
 template <class S, bool = SinksGroups<S>::value>
 struct HeadScales {
   static constexpr bool finds = false, right = !is_row_sink<S>;
@@ -65,7 +65,7 @@ struct HeadScales {
 
 template <class S>
 struct HeadScales<S, true> {
-  // Packs of a head have no whole words of 4-bit codes.
+  // Packs of a head may not fill whole words of 4-bit codes, so those are not supported.
   static constexpr bool finds = true, right = narrowest_of<S>() == 1;
   typename S::State state{};
   KERNELS_HD LookAtHead<typename S::State> looking(const S&) { return LookAtHead<typename S::State>(&state); }
@@ -83,7 +83,7 @@ struct HeadScales<S, true> {
   }
 };
 
-// Those of the end behind a map, or behind a map and rope.
+// The scales of the end behind a map, or behind a map and rope.
 template <class S>
 struct ScalesBehind {
   HeadScales<S> behind;

@@ -1,4 +1,4 @@
-// Maps: what becomes of values on their way. Those that look at values alone derive from Elementwise.
+// Maps: changes to values on their way. Maps that depend on the value only derive from Elementwise.
 #pragma once
 
 #include "source.h"
@@ -6,23 +6,23 @@
 KERNELS_BEGIN
 
 namespace detail {
-// Packs are mapped with copies of a functor, which a state would not outlive.
+// The functor must be const: packs are mapped with copies of it, so a state would be lost.
 template <class F, class C>
 constexpr bool maps_values() {
   constexpr bool right = std::is_invocable_r<C, const F&, C>::value;
   static_assert(
-      right || !std::is_floating_point<C>::value,  // of other types ComputeType says what is wrong
+      right || !std::is_floating_point<C>::value,  // for other types ComputeType reports the error
       "a map of k::Elementwise has KERNELS_HD float operator()(float x) const: it must be const, as it keeps no state");
   return right;
 }
 template <class F, class C>
-struct MapsValues : std::integral_constant<bool, maps_values<F, C>()> {};  // functions of the device may not call that
-// Whether it takes a C as it is: braces narrow nothing.
+struct MapsValues : std::integral_constant<bool, maps_values<F, C>()> {};  // device code may not call maps_values()
+// Whether f accepts a C without narrowing: braces forbid narrowing.
 template <class F, class C, class = void>
 struct TakesAll : std::false_type {};
 template <class F, class C>
 struct TakesAll<F, C, void_t<decltype(std::declval<const F&>()({std::declval<C>()}))>> : std::true_type {};
-// A map of floats is given floats in rows of double; what it gives, of any type that becomes one, becomes C.
+// In rows of double, a map of floats gets floats. Its result, of any type that converts to C, becomes C.
 template <class F, class C, int N>
 KERNELS_HD Pack<C, N> map_values(const F& f, const Pack<C, N>& v) {
   if constexpr (std::is_same<std::invoke_result_t<const F&, C>, C>::value)
@@ -108,13 +108,13 @@ struct Exp : Elementwise<Exp> {
 inline Exp exp() { return {}; }
 
 namespace detail {
-// The factor of a share that vanishes: -infinity times 0 would be NaN.
+// Keeps a factor from being -infinity, as -infinity times 0 would be NaN.
 template <class C>
 KERNELS_HD C not_minus_infinity(C x) { return greater(x, -largest<C>()); }
 }  // namespace detail
 
-// The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly
-// equal. Far below 0 they are -0, at -infinity as well; NaN stays.
+// The activations keep their relative precision near 0: none of them subtracts numbers that are nearly equal. Far below
+// 0 and at -infinity they are -0. NaN stays NaN.
 
 struct Silu : Elementwise<Silu> {
   template <class C>
@@ -132,7 +132,7 @@ struct GeluTanh : Elementwise<GeluTanh> {
 };
 inline GeluTanh gelu() { return {}; }
 
-// x Phi(x), with the exact distribution function: what is left of x, or of 0, without |x| Phi(-|x|).
+// x Phi(x) with the exact distribution function, as max(x, 0) - |x| Phi(-|x|).
 struct GeluErf : Elementwise<GeluErf> {
   template <class C>
   KERNELS_HD C operator()(C x) const {
@@ -142,7 +142,7 @@ struct GeluErf : Elementwise<GeluErf> {
 };
 inline GeluErf gelu_erf() { return {}; }
 
-// Rounds to what T can hold, and goes on in the compute type (Hugging Face's RMSNorm casts before it multiplies).
+// Rounds to T and continues in the compute type (Hugging Face's RMSNorm casts before it multiplies).
 template <class T>
 struct RoundTo : Elementwise<RoundTo<T>> {
   template <class C>
@@ -151,8 +151,8 @@ struct RoundTo : Elementwise<RoundTo<T>> {
 template <class T>
 RoundTo<T> round_to() { return {}; }
 
-// A map with one source as its second operand. Op is a stateless struct with a static apply(Pack, Pack) and the name
-// that reasons begin with.
+// A map with a source as its second operand. Op is a stateless struct with a static apply(Pack, Pack), and the name
+// with which error messages begin.
 template <class S, class Op>
 class Binary : public Functor {
  public:
@@ -286,8 +286,8 @@ auto affine(Gamma gamma, Beta beta) {
   return Affine<detail::source_t<Gamma>, detail::source_t<Beta>>(detail::as_source(gamma), detail::as_source(beta));
 }
 
-// Causal mask for score rows laid out as (batch x heads, q_len): query i sees key j when j <= i + kv_len - q_len,
-// that is, the last query sees every key.
+// Causal mask for rows of scores, (batch x heads, q_len): query i sees key j if j <= i + kv_len - q_len, so the last
+// query sees every key.
 struct Causal : Functor {
   static constexpr Role role = Role::map;
   static constexpr bool takes_any_column = true;

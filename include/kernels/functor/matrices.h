@@ -1,5 +1,5 @@
-// Several matrices that one product multiplies with: gated, joined, stacked, paired and shifted ones, and where their
-// results go apart.
+// Several matrices in one product: gated, joined, stacked, paired and shifted weights, and apart(), which distributes
+// their results.
 #pragma once
 
 #include <cstdio>
@@ -22,7 +22,7 @@ Status check_gated(const S& gate, const S& up, int64_t rows, int64_t cols) {
 }
 }  // namespace detail
 
-// Two matrices of one shape and type: each result is made of a product with either (swiglu(), geglu()).
+// Two matrices of one shape and type; each result is made of the products with both (swiglu(), geglu()).
 template <class S>
 class Gated : public Functor {
  public:
@@ -53,7 +53,7 @@ Gated<A> gated(A gate, B up) {
   else return {gate, gate};
 }
 
-// The columns of a source from `first` on.
+// The columns of a source from column `first` on.
 template <class S>
 class ColumnsFrom : public Functor {
  public:
@@ -97,7 +97,7 @@ ColumnsFrom<S> columns(S source, int64_t first) {
   return {source, first};
 }
 
-// One of the halves of a source of 2 n columns: from column 0 or n on.
+// One half of a source of 2 n columns: from column 0 or from column n on.
 template <class S>
 class HalfOf : public ColumnsFrom<S> {
  public:
@@ -113,8 +113,8 @@ class HalfOf : public ColumnsFrom<S> {
   }
 };
 
-// The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the
-// other way around.
+// The halves of a source of 2 n columns: the first n columns are the gate and the next n the other operand, or in the
+// other order.
 template <class S>
 Gated<HalfOf<S>> gate_up(S source, int64_t n) {
   static_assert(
@@ -130,11 +130,12 @@ Gated<HalfOf<S>> up_gate(S source, int64_t n) {
   return {{source, n}, {source, 0}};
 }
 
-// What gated() sources become with a gate's activation behind them: activation(gate) * up.
+// gated() sources with an activation behind them: activation(gate) * up.
 template <class S, class G>
 class Joined;
 
-// Makes one value of the two that gated() weights, or sources, give: activation(gate) * up, of either by way of a map.
+// Joins the two values that gated() weights or sources give into one: activation(gate) * up, each after a map of its
+// own.
 template <class Activation, class GateMap = Identity, class UpMap = Identity>
 struct Glu : Functor {
   static constexpr Role role = Role::map;
@@ -249,12 +250,12 @@ class Joined : public Functor {
   G glu_;
 };
 
-// silu(gate) * up, gelu(gate) * up with tanh's gelu, relu(gate) * up, and sigmoid(gate) * up, the first of them.
+// silu(gate) * up, gelu(gate) * up (tanh form), relu(gate) * up, and sigmoid(gate) * up. `gate` is the first matrix.
 inline Glu<Silu> swiglu() { return {}; }
 inline Glu<GeluTanh> geglu() { return {}; }
 inline Glu<Relu> reglu() { return {}; }
 inline Glu<Sigmoid> glu() { return {}; }
-// With another map of single values: glu(gelu_erf()), glu(relu2()).
+// With another elementwise map as activation: glu(gelu_erf()), glu(relu2()).
 template <class Activation>
 auto glu(Activation activation) {
   constexpr bool elementwise = std::is_base_of<Elementwise<Activation>, Activation>::value;
@@ -270,14 +271,14 @@ namespace detail {
 template <class W>
 struct is_paired;
 
-// Where each part of a row, or of a column, lies: part i covers [bounds[i], bounds[i + 1]).
+// Where each part of a row, or of a column, is: part i covers [bounds[i], bounds[i + 1]).
 template <class Part, int kParts>
 struct Sections {
   Part parts[kParts];
   int64_t bounds[kParts + 1];
 
-  // f(part, where it begins), for the part that `at` lies in. One part is tried after the other: what is known of each
-  // then lies at an address that the compiler knows.
+  // Calls f(part, its beginning) for the part that contains `at`. Parts are compared one by one, so that the compiler
+  // knows the address of each part's members.
   template <int i = 0, class F>
   KERNELS_HD auto visit(int64_t at, const F& f) const {
     if constexpr (i + 1 < kParts) {
@@ -294,7 +295,7 @@ struct Sections {
   }
 };
 
-// From part, count, part, count ...
+// From arguments (part, count, part, count, ...).
 template <class Part, size_t... kIndex, class... All>
 Sections<Part, int(sizeof...(kIndex))> sections_of(std::index_sequence<kIndex...>, const std::tuple<All...>& all) {
   Sections<Part, int(sizeof...(kIndex))> out{{std::get<2 * kIndex>(all)...},
@@ -308,7 +309,7 @@ auto sections_of(const All&... all) {
   return sections_of<Part>(std::make_index_sequence<sizeof...(All) / 2>(), std::tuple<All...>(all...));
 }
 
-// Whether the parts of (part, count, part, count ...) can be of one type.
+// Whether all parts in (part, count, part, count, ...) convert to one type.
 template <class Part, class... All, size_t... kIndex>
 constexpr bool of_one_type(std::index_sequence<kIndex...>) {
   return (std::is_convertible<std::tuple_element_t<2 * kIndex, std::tuple<All...>>, Part>::value && ...);
@@ -320,7 +321,7 @@ constexpr bool of_one_type() {
 
 }  // namespace detail
 
-// The rows of several matrices, one after the other: stacked(wq, nq, wk, nk, wv, nv). All sources are of one type.
+// The rows of several matrices in sequence: stacked(wq, nq, wk, nk, wv, nv). All sources have one type.
 template <class S, int kParts>
 class Stacked : public Functor {
  public:
@@ -361,7 +362,7 @@ class Stacked : public Functor {
     }
     return false;
   }
-  // The matrix that a row lies in, and its number there.
+  // Calls f with the matrix that contains a row, and the matrix's first row.
   template <class F>
   KERNELS_HD auto visit(int64_t row, const F& f) const { return sections_.visit(row, f); }
   const detail::Sections<S, kParts>& sections() const { return sections_; }
@@ -386,8 +387,8 @@ auto stacked(S first, int64_t rows, Rest... rest) {
   else return Stacked<S, 1>(detail::sections_of(first, rows));
 }
 
-// Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of
-// head_dim rows, rows i and half + i are pair i; half = 0: as they are. paired() and plain() in rope.h make it.
+// Rows of weights in the order that rope | sink expects, with the two rows of a pair adjacent. In each head of head_dim
+// rows, rows i and half + i form pair i; half = 0: no change. Made by paired() and plain() in rope.h.
 template <class S>
 class Paired : public Functor {
  public:
@@ -413,14 +414,14 @@ class Paired : public Functor {
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that is at this one's place, or `behind` it in the same head. In 32 bits, as products find it
-  // in every thread.
+  // The source row for this row, or for the row `behind` it in the same head. In 32 bits, as every thread of a product
+  // computes it.
   KERNELS_HD int64_t origin(int64_t row, uint32_t behind = 0) const {
     const uint32_t first = static_cast<uint32_t>(row), begin = first - heads_.remainder(first),
                    at = first - begin + behind;
     return at >= 2 * uint32_t(half_) ? first + behind : begin + at / 2 + (at % 2 != 0 ? uint32_t(half_) : 0);
   }
-  // Of a row: its place in its head if it is one of a pair, otherwise -1.
+  // The place in its head of a row that belongs to a pair; otherwise -1.
   int64_t place_in_pairs(int64_t row) const {
     const int64_t at = half_ == 0 ? 0 : row % head_dim_;
     return at < 2 * half_ ? at : -1;
@@ -440,7 +441,8 @@ template <class S>
 struct Traits<Paired<S>> : PlacedTraits<S> {};
 }  // namespace detail
 
-// The columns of a result to several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All sinks are of one type.
+// Distributes the columns of a result among several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All have one
+// type.
 template <class S, int kParts>
 class Apart : public Functor {
  public:
@@ -448,7 +450,7 @@ class Apart : public Functor {
   explicit Apart(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
 
   static constexpr int widest = detail::widest_of<S>();
-  // A pack must not lie in two parts.
+  // A pack must not span two parts.
   int max_pack() const {
     int most = widest;
     for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
@@ -482,7 +484,7 @@ auto apart(S first, int64_t cols, Rest... rest) {
   else return Apart<S, 1>(detail::sections_of(first, cols));
 }
 
-// Rows of weights from `shift` on.
+// Rows of weights from row `shift` on.
 template <class S>
 class Shifted : public Functor {
  public:

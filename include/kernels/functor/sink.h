@@ -1,4 +1,4 @@
-// Sinks: where values go, and tee, which is a sink in passing.
+// Sinks: where values are written; and tee, a map that also writes.
 #pragma once
 
 #include "map.h"
@@ -8,7 +8,7 @@ KERNELS_BEGIN
 template <class Src, class Dst>
 class DirectStore;
 
-// A matrix whose packs begin at any column.
+// A matrix that takes packs at any column.
 template <class Dst>
 class StoreAnywhere : public Functor {
  public:
@@ -21,7 +21,7 @@ class StoreAnywhere : public Functor {
     out.behind_ = opaque(detail::bytes_behind<N>(out.dst_ + col)) & 15;
     return out;
   }
-  // Whether packs need not be cut, and the same functor for those.
+  // Whether the row is aligned, so that packs are written whole; and the sink for that case.
   KERNELS_HD bool is_whole() const { return behind_ == 0; }
   KERNELS_HD DirectStore<compute_t<Dst>, Dst> whole() const { return {dst_, ld_}; }
   template <int N, class C>
@@ -37,7 +37,7 @@ class StoreAnywhere : public Functor {
   int behind_ = -1;  // as in LoadAnywhere
 };
 
-// A matrix of Dst, given values of Src.
+// A matrix of Dst that is given values of Src.
 template <class Src, class Dst>
 class DirectStore : public Functor {
  public:
@@ -54,7 +54,7 @@ class DirectStore : public Functor {
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
     return {};
   }
-  // Around the cache only where rows are whole lines: a part of one costs more than it saves.
+  // Bypasses the cache only if rows are whole cache lines: a partial line costs more than this saves.
   void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
   int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
   detail::Plane plane(int64_t rows, int64_t cols) const {
@@ -87,7 +87,7 @@ struct Traits<DirectStore<Src, Dst>> : NoTraits {
 }  // namespace detail
 
 namespace detail {
-// Whether store() and tee() write elements of T: the library's numbers, or a class that a float converts to.
+// Whether store() and tee() can write elements of T: a number type of the library, or a class that converts from float.
 template <class T>
 constexpr bool takes_elements() {
   constexpr bool constant = std::is_const<T>::value, nothing = std::is_void<T>::value,
@@ -115,7 +115,7 @@ auto store(T* p, int64_t ld) {
 template <class T>
 auto store(T* p) { return kernels::store(p, detail::kOneRow); }
 
-// A tee whose packs begin at any column.
+// A tee that takes packs at any column.
 template <class T>
 class TeeAnywhere : public Functor {
  public:
@@ -138,9 +138,9 @@ class TeeAnywhere : public Functor {
   int64_t ld_;
 };
 
-// A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once:
-// an engine that reads a row a second time reads what was written here instead of evaluating what came before, and what
-// must be read more often (inputs of products, queries, columns in front of rope) does not take a tee at all.
+// A map that also writes: it stores the value, and passes on what it stored, rounded to T. Each element is written
+// once. Engines that read a row a second time read what was written here, instead of evaluating the maps before it
+// again. Inputs that are read more often (inputs of products, queries, columns in front of rope) do not accept a tee.
 template <class T>
 class Tee : public DirectStore<compute_t<T>, T> {
  public:
@@ -190,7 +190,7 @@ template <class T>
 struct is_tee<TeeAnywhere<T>> : std::true_type {};
 }  // namespace detail
 
-// Two sinks or more, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
+// Two or more sinks, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
 template <class A, class B>
 class Both : public Functor {
  public:
@@ -240,12 +240,12 @@ auto both(A a, B b, More... more) { return both(a, both(b, more...)); }
 
 namespace detail {
 
-// The types of scales: those that are found are written as one of them, and all that lie beside keys and values are.
+// The types of scales that are computed and written, and of scales beside keys and values.
 template <class T>
 constexpr bool is_scale =
     std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
 
-// A scale that is found, as S. What is beyond the halves becomes the largest of them, but an infinity stays one.
+// A computed scale as S. Beyond the range of half it becomes the largest half, but an infinity stays one.
 template <class S>
 KERNELS_HD S rounded_scale(float x) {
   if constexpr (std::is_same<S, half>::value) {
@@ -255,19 +255,20 @@ KERNELS_HD S rounded_scale(float x) {
   return convert<S>(x);
 }
 
-// What quantizing to T with a scale of type S has to find out: the largest |value|, as the bits of a float. They order
-// as the values do, with NaN above all, so that a NaN shows in the scale and with it in all that shares it.
+// What quantizing to T with a scale of type S depends on: the largest |value|, as the bits of a float. Their order is
+// that of the values, with NaN above all, so a NaN shows in the scale and in all values that share it.
 template <class T, class S = float>
 struct LargestSeen {
   uint32_t largest = 0;
-  // Unless 0, of a scale of 2^-126 at least, whose reciprocal does not overflow, or of the smallest half above 0.
+  // Unless it is 0, large enough for a scale of at least 2^-126, whose reciprocal does not overflow, or of the smallest
+  // positive half.
   KERNELS_HD float value() const {
     constexpr float least = Largest<T>::value * (std::is_same<S, half>::value ? 0x1p-24f : 0x1p-126f);
     const float x = bit_cast<float>(largest);
     return x > 0.f && x < least ? least : x;
   }
   KERNELS_HD S scale() const { return rounded_scale<S>(exact_scale()); }
-  // What codes() takes: the reciprocal of the scale, as it is read back.
+  // The argument of codes(): the reciprocal of the scale, as it is read back after rounding.
   KERNELS_HD float finish() const {
     if (largest == 0) return 0.f;
     if constexpr (std::is_same<S, float>::value) return exact_reciprocal();
@@ -275,17 +276,17 @@ struct LargestSeen {
   }
 
   KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
-  // col: of the first value, which makes no difference here.
+  // col: the column of the first value; not used here.
   template <class C, int N>
   KERNELS_HD void take(const Pack<C, N>& v, int64_t /*col*/ = 0) {
     const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
     merge({fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
   }
 
-  // The codes of values times that reciprocal. None rounds to what is beyond the codes, unless a half was too small for
-  // the scale: so integers on the GPU need not be clamped, which takes half the instructions of convert(). Where a
-  // value is infinite or NaN the reciprocal is 0 or NaN, and all integers are 0. The product is rounded before the sum,
-  // as on the CPU: fused they give other codes.
+  // The codes of values times that reciprocal. No product is beyond the codes, unless a half was too small for the
+  // scale; so integers on the GPU need no clamping, which is half the instructions of convert(). If a value is infinite
+  // or NaN, the reciprocal is 0 or NaN and all integers become 0. The product is rounded before the addition, as on the
+  // CPU: an fma would give other codes.
   template <int N>
   static KERNELS_HD Pack<T, N> codes(const Pack<float, N>& v, float reciprocal) {
 #if defined(KERNELS_DEVICE_CODE)
@@ -311,8 +312,8 @@ struct LargestSeen {
     }
   }
 
-  // Both are rounded as IEEE division rounds, on the GPU by fewer instructions than that takes there, and without a
-  // call: a test compares all that there are.
+  // Both are rounded like IEEE division, but on the GPU with fewer instructions and without a call. A test compares all
+  // inputs.
   KERNELS_HD float exact_scale() const {
     constexpr float most = Largest<T>::value;
     const float x = value();
@@ -327,7 +328,7 @@ struct LargestSeen {
   KERNELS_HD float exact_reciprocal() const {
     constexpr float most = Largest<T>::value;
 #if defined(KERNELS_DEVICE_CODE)
-    constexpr float part = 1.f / 16;  // the largest floats' reciprocals would be subnormal
+    constexpr float part = 1.f / 16;  // otherwise the reciprocals of the largest floats would be subnormal
     const float x = value() * part, guess = arch::reciprocal_flushed(x),
                 inverse = fma(guess, fma(guess, -x, 1.f), guess), near = inverse * (most * part);
     return x == infinity<float>() ? 0.f : fma(inverse, fma(near, -x, most * part), near);
@@ -339,10 +340,10 @@ struct LargestSeen {
 
 }  // namespace detail
 
-// Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
-// scales[row] receives the scale, as float, half or bfloat16. A row of zeros has scale 0 and codes 0. T: int8_t,
-// float8_e4m3, float8_e5m2. quantize.h says more of scales, and has those for groups of columns and those that are
-// given. kAnywhere: its packs begin at any column.
+// Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored; scales[row]
+// receives the scale, as float, half or bfloat16. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
+// float8_e5m2. quantize.h has details, and sinks for groups of columns and for given scales. kAnywhere: packs may begin
+// at any column.
 template <class T, class S = float, bool kAnywhere = false>
 class Quantize : public Functor {
  public:

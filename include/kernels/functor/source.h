@@ -1,4 +1,4 @@
-// Sources: where values come from. load(p, ld)  row(p)  per_row(p)  cycle(source, period)
+// Sources: where values are read. load(p, ld)  row(p)  per_row(p)  cycle(source, period)
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ int aligned_pack(const T* p, int64_t ld, int widest) {
   return n;
 }
 
-// The row stride of what has one row only. No part of an address depends on it, nor any alignment.
+// The row stride of single-row functors. No address depends on it, and no alignment.
 constexpr int64_t kOneRow = -(int64_t(1) << 56);
 
 // rows and cols are not negative here.
@@ -35,15 +35,15 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 
 }  // namespace detail
 
-// For max_pack() of one's own: the widest pack that an address and a row stride allow, in elements, of up to 16 bytes
-// if nothing else is said. A stride of 0 allows all.
+// For a max_pack() of your own: the widest pack that an address and a row stride allow, in elements, up to 16 bytes by
+// default. A stride of 0 allows any.
 template <class T>
 int aligned_pack(const T* p, int64_t ld, int widest = 16 / int(sizeof(T))) {
   return detail::aligned_pack(p, ld, widest);
 }
 
-// A matrix whose packs begin at any column of its rows, but the first and the last. Placed, it is one row, from a few
-// bytes before its first column on: then packs, and the words that they lie in, are as far apart in all of it.
+// A matrix whose packs may begin at any column, except the first and last columns of a row. A placed functor is for one
+// row: all its packs have the same distance from the aligned words that contain them.
 template <class Src, class Dst>
 class LoadAnywhere : public Functor {
  public:
@@ -71,10 +71,10 @@ class LoadAnywhere : public Functor {
  private:
   const Src* src_;
   int64_t ld_;
-  int behind_ = -1;  // where packs lie between multiples of their unit, if that is known
+  int behind_ = -1;  // the distance of packs from multiples of their width, if known; -1: unknown
 };
 
-// A matrix of Src, computed on as Dst.
+// A matrix of Src, read as Dst.
 template <class Src, class Dst = compute_t<Src>, Cache kCache = Cache::stream>
 class DirectLoad : public Functor {
  public:
@@ -123,7 +123,7 @@ class DirectLoad : public Functor {
 };
 
 namespace detail {
-// Codes are what tensor cores multiply, or what a decoder makes pairs of 16 bits of.
+// Codes are what tensor cores multiply, or what a decoder turns into pairs of 16-bit numbers.
 template <class T>
 constexpr bool holds_codes = is_16_bit<T> || std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value ||
                              std::is_same<T, float8_e5m2>::value;
@@ -135,7 +135,7 @@ struct Traits<DirectLoad<T, float, kCache>> : std::conditional_t<holds_codes<T>,
 }  // namespace detail
 
 namespace detail {
-// Whether a source's pointer says what it points to.
+// Whether the pointer has an element type.
 template <class T>
 constexpr bool has_elements() {
   static_assert(
@@ -234,7 +234,7 @@ auto per_row(const T* p) {
   else return PerRow<float>(nullptr);
 }
 
-// A source whose rows repeat: row r reads row r % period. For a mask shared by the batch, say.
+// A source whose rows repeat: row r reads row r % period. For a mask that the batch shares, for example.
 template <class S>
 class Cycle : public Functor {
  public:

@@ -1,5 +1,5 @@
-// What engines know of a functor at compile time, in one struct. A source or map that has more to say than the defaults
-// specializes it in the header that defines it.
+// Traits: what engines know of a functor at compile time. A source or map that differs from the defaults specializes
+// Traits in the header that defines it.
 #pragma once
 
 #include "../core/concepts.h"
@@ -7,38 +7,39 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A type of 16 bits that tensor cores multiply.
+// A 16-bit type that tensor cores multiply.
 template <class T>
 constexpr bool is_16_bit = std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
 template <class T>
 using only_16_bit = std::conditional_t<is_16_bit<T>, T, void>;
 
-// A functor of which nothing is known: engines resolve it. So is every functor of the user's own.
+// The defaults: engines know nothing, and call resolve(). Every functor of the user's own has these.
 struct NoTraits {
-  // Of a source: the codes that it reads, as they lie in memory (a number's type, or a format of core/quant.h), and how
-  // many there are in the 16 bytes that a lane reads at a time. void: the source has to be resolved.
+  // Of a source: the codes that it reads as they are in memory (a number type, or a format of core/quant.h), and how
+  // many of them are in the 16 bytes that a lane reads at a time. void: the source has to be resolved.
   using Code = void;
   static constexpr int pack = 0;
-  // Whether those of a row follow one another, so that products may copy them from address_of() its first column on.
+  // Whether a row's codes are contiguous, so that products may copy them from address_of() the first column on.
   static constexpr bool rows_in_runs = false;
-  // The numbers in memory, if the source is nothing else, at the address that at() gives; they may be copied.
+  // The element type, if the source is nothing but numbers in memory at the address that at() gives; these may be
+  // copied.
   using Copied = void;
   // Whether it is nothing but codes at the address that at() gives.
   static constexpr bool lies_flat = false;
   // Whether fetch() also reads scales, and the type of the zero points beside them, or Nothing.
   static constexpr bool scaled = false;
   using Zero = Nothing;
-  // The 16-bit type that lies in memory below what is done to it, or void.
+  // The 16-bit type in memory on which the source computes, or void.
   using Memory = void;
   // Whether all rows are the same.
   static constexpr bool same_rows = false;
-  // Of a map: whether it reads something for each result (x, for x += ...) and not only for each column.
+  // Of a map: whether it reads something for each result (x, for x += ...), and not only for each column.
   static constexpr bool reads_matrix = false;
-  // Of a sink: the type that it stores, if rounding to it is all that is done to a value.
+  // Of a sink: the type that it stores, if it only rounds values to that type.
   using Stored = void;
 };
 
-// A specialization is not inherited: what derives from a source may be another thing.
+// A specialization is not inherited: a class derived from a source may behave differently.
 template <class F>
 struct Traits : NoTraits {};
 
@@ -51,7 +52,7 @@ struct CodeTraits : NoTraits {
   using Memory = only_16_bit<T>;
 };
 
-// For sources that find the rows of S elsewhere: the same codes, at other addresses.
+// For sources that read the rows of S at other addresses: the same codes.
 template <class S>
 struct PlacedTraits : NoTraits {
   using Code = typename Traits<S>::Code;
