@@ -1,18 +1,17 @@
-// The threads of calls that are compiled without OpenMP: they stay between calls, as to start one takes as long as a
+// The thread pool for code compiled without OpenMP. Threads stay between calls, as starting one takes as long as a
 // small call.
 //
-//   run_on_pool(parts, f)     f(i) for every i in [0, parts), on the thread that calls and on those of the pool that
-//                             are free
+//   run_on_pool(parts, f)     f(i) for every i in [0, parts), on the calling thread and on idle threads of the pool
 //
-// A call takes threads that no other call has, and starts some where there are too few, up to the number of CPUs or of
-// its own parts. So calls from many threads at once, and within each other, share the CPUs and never wait for one
-// another. Waiting threads spin for a moment, then sleep. A part that no thread has begun is left to the caller, who
-// does not wait for sleepers to wake.
+// A call takes threads that no other call uses. If there are too few, it starts new ones, up to the number of CPUs or
+// of its own parts. So concurrent and nested calls share the CPUs and never wait for one another. Waiting threads spin
+// for a moment, then sleep. The caller runs every part that no other thread has begun, and does not wait for sleeping
+// threads to wake.
 //
-// Each program or shared library has one pool for all instruction sets that it is compiled for: what it consists of is
-// of plain types and in the shared namespace, its code is not. Threads end when the program ends or the library is
-// unloaded; calls after that, by destructors or threads that still run, are done by their callers alone. A child of
-// fork() begins with an empty pool.
+// Each program or shared library has one pool for all instruction sets that it is compiled for: the pool's data has
+// plain types in the shared namespace, its code does not. Threads end when the program ends or the library is unloaded;
+// later calls, by destructors or by threads that still run, run on their callers only. A child of fork() begins with an
+// empty pool.
 #pragma once
 
 #include <pthread.h>
@@ -33,12 +32,12 @@
 KERNELS_SHARED_BEGIN
 namespace host_threads {  // which the namespaces of the instruction sets do not have: in `detail` it would be theirs
 
-// One call, on its caller's stack.
+// A call, on its caller's stack.
 struct Job {
   void (*run)(const void* f, int part);
   const void* f;
   int parts;
-  // How the caller rounds and what it does with denormals: whoever runs a part, its bits are the same.
+  // The caller's rounding mode and treatment of denormals: a part has the same bits on every thread.
 #if defined(__SSE__)
   unsigned rounding;
 #else
@@ -48,9 +47,9 @@ struct Job {
 };
 
 struct alignas(64) Worker {
-  std::atomic<const Job*> owner{nullptr};  // the call that it works for, until that returns
-  std::atomic<Job*> job{nullptr};          // what that call has for it; taken: it has begun; null: nothing, or done
-  std::atomic<int> sleepers{0};            // it may be asleep, or the caller that waits for it
+  std::atomic<const Job*> owner{nullptr};  // the call for which it works, until that returns
+  std::atomic<Job*> job{nullptr};          // that call's job for it; taken: begun; null: none, or done
+  std::atomic<int> sleepers{0};            // how many may sleep on it: the worker, or the caller that waits for it
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
   pthread_t thread{};
@@ -60,7 +59,7 @@ struct Pool {
   static constexpr int kMost = 511;
   std::atomic<int> started{0};
   std::atomic<bool> growing{false}, closed{false};
-  std::atomic<int> cpus{0};  // 0: not asked yet, and the pool has never been used
+  std::atomic<int> cpus{0};  // 0: not known yet, and the pool has never been used
   Job taken{};
   Worker workers[kMost];
 };
@@ -79,9 +78,9 @@ using host_threads::pool;
 using host_threads::Pool;
 using host_threads::Worker;
 
-// How long a thread spins before it sleeps: about as long as it takes to wake one, of which 12 to 24 microseconds are
-// the caller's and the rest is until it runs (two cores of a virtual machine). So it never costs twice as much as
-// knowing when the next call comes.
+// How long a thread spins before it sleeps: about the time that it takes to wake one. Of that, 12 to 24 microseconds
+// are the caller's, the rest passes until the thread runs (two cores of a virtual machine). So spinning never costs
+// more than twice the optimum.
 constexpr int64_t kSpinNanoseconds = 50000;
 
 inline int64_t nanoseconds() {
@@ -90,8 +89,8 @@ inline int64_t nanoseconds() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// Until done(), which wake() comes after. Where there are more threads than CPUs, spinning would keep others from
-// working.
+// Waits until done(); wake() must follow the change. With more threads than CPUs it does not spin, which would keep
+// others from working.
 template <class Done>
 void wait(Worker& worker, const Done& done) {
   if (pool.started.load(std::memory_order_relaxed) < pool.cpus.load(std::memory_order_relaxed)) {
@@ -112,7 +111,8 @@ void wait(Worker& worker, const Done& done) {
   pthread_mutex_unlock(&worker.mutex);
 }
 
-// After a change that done() sees. Either it sees the change, or the number of sleepers is seen here.
+// Call after a change that done() sees. Either the waiting thread sees the change, or its number of sleepers is seen
+// here.
 inline void wake(Worker& worker) {
   if (worker.sleepers == 0) return;
   pthread_mutex_lock(&worker.mutex);
@@ -124,14 +124,14 @@ inline void run_parts(Job& job) {
   for (int i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.parts;) job.run(job.f, i);
 }
 
-// What a thread of the pool does.
+// The main function of a pool thread.
 inline void* work(void* of_worker) {
   Worker& worker = *static_cast<Worker*>(of_worker);
   for (;;) {
     wait(worker, [&worker] { return worker.job != nullptr || pool.closed; });
     Job* job = worker.job;
     if (job == nullptr && pool.closed) return nullptr;
-    if (job == nullptr || !worker.job.compare_exchange_strong(job, &pool.taken)) continue;  // it was taken back
+    if (job == nullptr || !worker.job.compare_exchange_strong(job, &pool.taken)) continue;  // the caller took it back
 #if defined(__SSE__)
     __builtin_ia32_ldmxcsr(job->rounding);
 #else
@@ -143,7 +143,7 @@ inline void* work(void* of_worker) {
   }
 }
 
-// When the program ends or the library is unloaded.
+// Runs when the program ends or the library is unloaded.
 inline void close_pool() {
   while (pool.growing.exchange(true)) sched_yield();  // for good
   pool.closed = true;
@@ -154,13 +154,13 @@ inline void close_pool() {
   }
 }
 
-// In a child of fork(), which has none of the threads.
+// Runs in a child of fork(), which has none of the threads.
 inline void empty_pool() {
   pool.started = 0;
   pool.growing = false;
 }
 
-// More threads for a call, which it owns and which have its job already; the number of threads that there are then.
+// Starts threads for a call, which owns them and whose job they already have; returns the number of threads.
 inline int grow_pool(Job& job, int missing) {
   int started = pool.started;
   if (pool.growing.exchange(true)) return started;
@@ -171,7 +171,7 @@ inline int grow_pool(Job& job, int missing) {
   }
   int most = (job.parts > pool.cpus ? job.parts : pool.cpus.load()) - 1;
   if (most > Pool::kMost) most = Pool::kMost;
-  // Signals are for the program's own threads.
+  // Signals are handled by the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -1,5 +1,5 @@
-// A row of logits on the CPU, as core/sampling_row.h goes through it: in up to 1024 groups of tokens side by side, of
-// which those below a floor are left out.
+// A row of logits on the CPU, for core/sampling_row.h: up to 1024 groups of consecutive tokens; groups below a floor
+// are skipped.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct SampleBlock {
   }
 };
 
-// What a thread needs for a row; some 90 KB, on its stack.
+// What a thread needs for a row: about 90 KB, on its stack.
 struct SampleRoom {
   static constexpr int kGroups = 1024, kTile = 8192;
   SampleShared shared;
@@ -110,7 +110,7 @@ class SampleRow {
     return top;
   }
 
-  // Of one token, in a row that nothing changes.
+  // The key of one token, in a row without adjustments.
   uint32_t key_at(int64_t id) const {
     return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]);
   }
@@ -152,7 +152,7 @@ class SampleRow {
   }
   void sum(int i, uint64_t value) { room_.shared.sums[i] += value; }
 
-  // The groups' sums take the place of the bins.
+  // The groups' sums use the memory of the bins.
   template <class V>
   uint64_t weigh(const V& what) {
     share_groups([this, &what](int g) {
@@ -186,7 +186,8 @@ class SampleRow {
   }
 
  private:
-  // f(group) for all, shared among threads; but those that count previous tokens have one place for them.
+  // Calls f(group) for all groups, on all threads; on one thread if previous tokens are counted, as there is one buffer
+  // for the counts.
   template <class F>
   void share_groups(const F& f) {
     Team team = team_;
@@ -195,14 +196,14 @@ class SampleRow {
       for (int64_t g = begin; g < end; ++g) f(int(g));
     });
   }
-  // f(key, id) for the tokens of a group.
+  // Calls f(key, id) for the tokens of a group.
   template <class F>
   KERNELS_INLINE void each_of(int group, const F& f) {
     each_block(group, [&f](const uint32_t* keys, int n, uint32_t id) KERNELS_INLINE {
       for (int i = 0; i < n; ++i) f(keys[i], id + uint32_t(i));
     });
   }
-  // f(keys, n, first id) for blocks of a group's tokens, so that the compiler makes vectors of loops over them.
+  // Calls f(keys, n, first id) for blocks of a group's tokens, so that compilers vectorize loops over them.
   template <class F>
   KERNELS_INLINE void each_block(int group, const F& f) {
     const int64_t begin = group * size_, end = lesser(vocabulary_, begin + size_);
@@ -223,7 +224,7 @@ class SampleRow {
       f(keys, n, uint32_t(at));
     }
   }
-  // How often the tokens from `begin` on occur in the list.
+  // Counts how often the tokens from `begin` on occur in the list.
   void count_previous(int64_t begin) {
     std::fill(room_.counts, room_.counts + SampleRoom::kTile, 0);
     for (int64_t i = 0; i < listed_; ++i) {
@@ -246,7 +247,7 @@ class SampleRow {
   int64_t listed_ = 0, prompt_ = 0, counted_ = INT64_MAX / 2;
 };
 
-// Every row of a problem, shared among threads, or a single one's groups.
+// Distributes the rows of a problem among threads, or, if there is a single row, its groups.
 template <class P>
 void run_samples(const Team& all, const P& p) {
   const Team team = all.for_work(double(p.rows) * double(p.vocabulary));

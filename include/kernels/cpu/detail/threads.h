@@ -1,4 +1,4 @@
-// Which instructions the CPU code was compiled for, and how it is shared among threads.
+// The instruction sets for which the CPU code was compiled, and how work is distributed among threads.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// The instructions that the code may use, beyond those that every machine has, as bits for machine_has().
+// The instruction sets that the code may use, beyond those of every machine, as bits for machine_has().
 constexpr unsigned kNeeds = 0
 #if defined(__SSE4_1__)
     | 1u << 0
@@ -60,7 +60,7 @@ constexpr unsigned kNeeds = 0
     ;
 
 #if defined(__GNUC__) && defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports() knows these. Asked once: in a virtual machine cpuid takes ten
+// Not every compiler's __builtin_cpu_supports() knows these. Queried once: in a virtual machine cpuid takes ten
 // microseconds.
 KERNELS_OF_THIS_LIBRARY inline bool has_f16c() {
   static const bool has = [] {
@@ -103,7 +103,7 @@ inline Status machine_has(unsigned needs) {
   return {};
 }
 
-// f(i) for every i in [0, parts), on as many threads.
+// Calls f(i) for every i in [0, parts), on as many threads.
 template <class F>
 void parallel(int parts, const F& f) {
 #if KERNELS_HAVE_POOL
@@ -116,7 +116,7 @@ void parallel(int parts, const F& f) {
 #endif
 }
 
-// Whose threads a call runs on, and how many.
+// The threads of a call: whose they are, and how many.
 struct Team {
   struct Part {
     void (*run)(const void* f, int part);
@@ -125,20 +125,20 @@ struct Team {
   };
 
   int threads;
-  const void* pool = nullptr;  // the caller's, for run; without it threads are OpenMP's or the library's own
+  const void* pool = nullptr;  // the caller's pool, for run; null: OpenMP's threads or the library's own
   void (*run)(const void* pool, int parts, const Part& part) = nullptr;
-  // How many values that are read or written are worth a thread. Microseconds of softmax and RMSNorm of floats, 1024
-  // columns, in caches, by one thread and by two of the library's own (AVX2, two cores of a Xeon in a virtual machine,
-  // medians of 1000 calls):
+  // The least number of values, read or written, for a thread. Microseconds of softmax and RMSNorm of floats, 1024
+  // columns, in caches, with one thread and with two of the library's own (AVX2, two cores of a Xeon in a virtual
+  // machine, medians of 1000 calls):
   //   values in all                         16 K      32 K      64 K      128 K      256 K
   //   threads still spinning, softmax      4.0 3.2   8.0 5.1   16  9.5   34  19     70  36
   //   threads still spinning, RMSNorm      1.2 1.9   2.4 2.3   4.6 3.5   9.2  5.9   18  11
   //   200 us after the last call, softmax  4.1  17   8.1  21   16   29   32   47    64  85
-  // Twice 32 K pays for both while threads are awake, and where they have to be woken, little is lost.
+  // 2 x 32 K pays for both ops while threads are awake; if they have to be woken, little is lost.
   double least_work = 32 << 10;
 
-  // With no more threads than there is work for. A multiplication of values that lie in a cache counts as a sixteenth
-  // of a value.
+  // At most as many threads as there is work for. A multiplication of values in a cache counts as a sixteenth of a
+  // value.
   Team for_work(double values, double products = 0) const {
     const double work = values + products / 16;
     Team team = *this;
@@ -147,7 +147,7 @@ struct Team {
   }
 };
 
-// f(i) for every i in [0, parts). A single part runs on the caller's own thread.
+// Calls f(i) for every i in [0, parts). A single part runs on the calling thread.
 template <class F>
 void parallel(const Team& team, int parts, const F& f) {
   if (parts < 1) return;
@@ -156,11 +156,11 @@ void parallel(const Team& team, int parts, const F& f) {
   team.run(team.pool, parts, {[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f});
 }
 
-// Where one of `parts` even shares of `count` begins: count * part / parts, which must not overflow.
+// Where share `part` of `parts` even shares of `count` begins: count * part / parts without overflow.
 inline int64_t share_begin(int64_t count, int64_t part, int64_t parts) {
   return count / parts * part + count % parts * part / parts;
 }
-// f(begin, end) for each thread's share of `count`.
+// Calls f(begin, end) for each thread's share of `count`.
 template <class F>
 void parallel_shares(const Team& team, int64_t count, const F& f) {
   const int parts = count < team.threads ? int(count) : team.threads;

@@ -1,5 +1,5 @@
-// What attention and decoding on the CPU share out to threads: tiles of rows, splits of the keys, and parts that are
-// merged.
+// How attention and decoding on the CPU distribute work among threads: tiles of rows, splits of the keys, and the merge
+// of partial results.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,11 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Splits of a sequence have at least so many keys; there are never more of them than that.
+// Split-KV: the least number of keys in a split, and the most splits of a sequence.
 constexpr int64_t kSplitKeys = 512;
 constexpr int kMostSplits = 16;
 
-// f(i) for all i below count, in any order, on so many threads.
+// Calls f(i) for all i below count, in any order, on at most team.threads threads.
 template <class F>
 void each_item(int64_t count, const Team& team, const F& f) {
   std::atomic<int64_t> next{0};
@@ -23,7 +23,7 @@ void each_item(int64_t count, const Team& team, const F& f) {
   });
 }
 
-// How the keys of a sequence are cut.
+// How the keys of a sequence are split.
 struct KeySplits {
   int64_t keys;
   int count;
@@ -58,7 +58,8 @@ Status check_length(const KvCache<K, V, Paged>& kv, int64_t length) {
              : Status{};
 }
 
-// What only the CPU can check, as it sees lengths and offsets: what the caller said of them.
+// Only the CPU can check lengths and offsets against what the caller declared, as the host does not see those of the
+// GPU.
 template <class Kv>
 Status check_lengths(const Kv& kv, const AttentionShape& shape) {
   for (int64_t b = 0; b < shape.batch; ++b) KERNELS_TRY(check_length(kv, kv.length(b)));
@@ -80,11 +81,11 @@ class AttentionRun {
  public:
   explicit AttentionRun(const Call& call)
       : c_(call), group_(call.shape.group()), tile_(lesser(Rows::most_rows(c_.shape), c_.shape.q_len * group_)) {
-    if (tile_ >= group_) tile_ = tile_ / group_ * group_;  // no query in two tiles
+    if (tile_ >= group_) tile_ = tile_ / group_ * group_;  // no query spans two tiles
     tiles_ = (c_.shape.q_len * group_ + tile_ - 1) / tile_;
   }
 
-  // Each item is a tile of rows with all of its keys. The last queries see the most: they come first.
+  // Each item is a tile of rows with all of its keys. The last queries see the most keys, so they come first.
   void whole(const Team& all_threads) const {
     const Team team = with_work(all_threads);
     const int64_t heads = heads_per_item(c_.shape.batch * tiles_, team.threads),
@@ -99,7 +100,7 @@ class AttentionRun {
     });
   }
 
-  // Each item is a split of the keys; what comes of those of one tile of rows is merged when all are done.
+  // Each item is a split of the keys; when all are done, the splits of a tile of rows are merged.
   void split(const Team& all_threads, float* states) const {
     const Team team = with_work(all_threads);
     const int64_t all = c_.shape.batch * c_.shape.kv_heads * tiles_, row = Rows::state_floats(c_.shape),
@@ -111,7 +112,7 @@ class AttentionRun {
     for (int64_t b = 0; b < c_.shape.batch; ++b) splits_of_all += KeySplits(c_.kv.length(b)).count;
     const int64_t heads = heads_per_item(splits_of_all * tiles_, team.threads),
                   groups = (c_.shape.kv_heads + heads - 1) / heads;
-    // Heads take turns: what lies beside a head's keys has come into a cache with them.
+    // Heads vary fastest: data next to a head's keys has come into a cache with them.
     const int64_t each = groups * tiles_;
     each_item(c_.shape.batch * each * kMostSplits, team, [&](int64_t i) {
       AttentionPart part = part_of(i / each / kMostSplits, i % each / tiles_ * heads, heads, i % tiles_);
@@ -133,7 +134,7 @@ class AttentionRun {
   }
 
  private:
-  // Few queries are bound by reading keys and values, many by products.
+  // Few queries are limited by reading keys and values, many by products.
   Team with_work(const Team& all) const {
     double keys = 0, products = 0;
     for (int64_t b = 0; b < c_.shape.batch; ++b) {
@@ -143,8 +144,8 @@ class AttentionRun {
     const double dims = double(c_.shape.dim + c_.shape.value_dim());
     return all.for_work(keys * double(c_.shape.kv_heads) * dims, products * double(c_.shape.heads) * dims);
   }
-  // How many heads of keys make an item, where all of them would make `items`: fewer than kHeadsPerItem if threads had
-  // nothing to do.
+  // The heads of keys in an item, if all of them would make `items` items: fewer than kHeadsPerItem if threads would be
+  // idle.
   int64_t heads_per_item(int64_t items, int threads) const {
     int64_t heads = tile_ <= kFewRows ? kHeadsPerItem : 1;
     while (heads > 1 && threads > 1 && items * ((c_.shape.kv_heads + heads - 1) / heads) < 2 * threads) heads /= 2;
@@ -165,7 +166,7 @@ class AttentionRun {
   int64_t group_, tile_, tiles_;
 };
 
-// ---- parts that are whole calls ------------------------------------------------------------------------------------
+// ---- merging parts of separate calls -------------------------------------------------------------------------------
 
 template <class O, class L, class Out>
 void merge_states(const Team& team, const O& o, const L& lse, const Out& out, const MergeShape& shape,

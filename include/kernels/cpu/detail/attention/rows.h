@@ -1,16 +1,17 @@
-// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with the state of core/softmax_state.h for each
-// row.
+// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with an online softmax (core/softmax_state.h)
+// for each row.
 //
-// A row is a query of a head. The rows of all heads that share keys, and of a few queries or many, are worked on
-// together by one thread, so that keys and values are read once for all of them. Of each tile of keys: the logits, what
-// the score makes of them, their weights under the largest logit so far, and the values times the weights on top of the
-// output, which shrinks whenever a larger logit turns up. Few rows multiply with keys and values as they lie in memory
-// (as in gemv.h), many with tiles that are turned around first (as in gemm.h). Everything is on the stack.
+// A row is a query of a head. One thread processes the rows of all heads that share keys, for one or more queries,
+// together, so that keys and values are read once for all of them. For each tile of keys it computes the logits,
+// applies the score, computes the weights relative to the largest logit so far, and adds the values times the weights
+// to the output, which is rescaled when a larger logit turns up. With few rows, keys and values are multiplied as they
+// are in memory (as in gemv.h); with many, in tiles that are transposed first (as in gemm.h). All buffers are on the
+// stack.
 //
-// Few rows of several heads of keys take turns tile by tile, so that keys are read in the order of memory.
+// With few rows, several heads of keys take turns tile by tile, so that keys are read in the order of memory.
 //
-// Decoding cuts long sequences into splits, whose states go through a workspace and are merged in order. Cuts and tiles
-// depend on lengths and shape alone, never on threads or on what else is in the batch.
+// Decoding splits long sequences (split-KV): the splits' states go through a workspace and are merged in order. Splits
+// and tiles depend on lengths and shape only, not on threads or on the rest of the batch.
 #pragma once
 
 #include "../../../heads.h"
@@ -35,8 +36,8 @@ struct AttentionCall {
   const Attention& options;
 };
 
-// Rows [first, first + count) of a sequence, of the heads that read each of the `heads` kv heads from `head` on, and
-// keys [begin, end). Row r is query r / group of head r % group among them.
+// The rows [first, first + count) of a sequence for each of the `heads` kv heads from `head` on, and the keys [begin,
+// end). Row r is query r / group of head r % group of those that share the kv head.
 struct AttentionPart {
   int64_t b, head, heads, first, count, begin, end;
 };
@@ -55,7 +56,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   static constexpr int N = kLanes<float>;
 
  public:
-  // How many rows are worked on together.
+  // The most rows that are processed together.
   static int64_t most_rows(const AttentionShape& shape) {
     const Sizes s(shape, kMostRows);
     const int64_t rows = (kAttentionFloats - s.shared) / s.each / T::rows * T::rows;
@@ -117,7 +118,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     if (few_) put_in_order();
   }
 
-  // The results of whole rows.
+  // Writes the results of rows whose keys have all been processed.
   void finish() {
     for (int r = 0; r < count_; ++r) {
       SoftmaxState<float> state = states_[r];
@@ -129,9 +130,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // The states of a part, as floats: m, l and o of each row.
+  // The state of a row in floats: m, l and o.
   static int64_t state_floats(const AttentionShape& shape) { return shape.value_dim() + 2; }
-  // Those of a kv head, `stride` floats behind those of the one before.
+  // Saves the states of a part; those of the next kv head are `stride` floats further.
   void save(float* first, int64_t stride) const {
     for (int r = 0; r < count_; ++r) {
       float* const to = first + r / each_ * stride + r % each_ * state_floats(c_.shape);
@@ -139,7 +140,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       for (int64_t col = 0; col < v_dim_; col += 8) copy_bytes<32>(to + 2 + col, at_column(r, int(col)));
     }
   }
-  // The results of rows whose keys were cut into parts, `stride` floats apart.
+  // Merges and writes rows whose keys were split into `count` parts, `stride` floats apart.
   void merge(const float* parts, int count, int64_t stride) {
     q_len_ = c_.shape.queries(part_.b);
     for (int r = 0; r < count_; ++r, parts += state_floats(c_.shape)) {
@@ -171,16 +172,16 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     return v;
   }
 
-  // Panels of T::cols columns, or keys, with all rows in each.
+  // The place of row r in panels of T::cols columns, or keys; each panel has all rows.
   float* in_panel(float* panels, int r, int i) const {
-    const auto at = unsigned(i);  // then a division by a power of two is a shift
+    const auto at = unsigned(i);  // unsigned, so that the division by a power of two is a shift
     return panels + (int64_t(at / T::cols) * padded_ + r) * T::cols + at % T::cols;
   }
   float* at_column(int r, int col) const { return in_panel(o_, r, col); }
 
   // ---- queries and keys --------------------------------------------------------------------------------------------
 
-  // With the scale. Of many rows in stretches of T::depth columns, each with all rows.
+  // Reads the queries, times the scale. With many rows, in stretches of T::depth columns, each with all rows.
   void read_queries() {
     const float scale = c_.options.scale_for(dim_);
     fill(q_, padded_ * sizes_.q, 0.f);
@@ -203,7 +204,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       }
     }
   }
-  // Columns of the output as they lie in the rows of values, not as they were decoded.
+  // Moves the columns of the output from the order in which values are decoded to that of their rows.
   void put_in_order() {
     for (int r = 0; r < count_; ++r) {
       each_stretch<ValueStretch>(v_dim_, [&](int64_t col) {
@@ -217,8 +218,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // Where a tile of keys from `begin` on is, and what they are scaled with: those of all heads at a position side by
-  // side. How many there are.
+  // Collects the addresses and scales of a tile of keys from `begin` on, with all heads of a position side by side.
+  // Returns the number of keys.
   int gather_keys(int64_t begin, int64_t end) {
     const int keys = int(lesser<int64_t>(sizes_.keys, greater<int64_t>(0, end - begin)));
     keys_.gather(begin, keys, [&](int64_t pos) {
@@ -234,7 +235,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- a tile of keys ----------------------------------------------------------------------------------------------
 
-  // Logits of a row: their score, and their weights under the largest so far.
+  // Turns the logits of a row into weights: applies the score, and subtracts the largest logit so far.
   void weigh(int r, int64_t begin, int keys) {
     float* const weights = weights_ + r * weights_stride_;
     const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)),
@@ -291,9 +292,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  // f(rows, how far apart they are, number of the first, how many) for rows [first, first + count) of a tile, such that
-  // they can be read in vectors: those that cannot are copied before, kDecoded of them at a time. Behind the last row
-  // there is memory that may be read, up to a multiple of N.
+  // Calls f(rows, their distance, index of the first, count) for rows [first, first + count) of a tile, readable in
+  // vectors: rows that are not are copied first, kDecoded at a time. Memory behind the last row is readable up to a
+  // multiple of N.
   template <class Source, class F>
   void in_vectors(const Source& source, int first, int count, int64_t cols, const F& f) const {
     if (source.in_vectors()) return f(&source[first], source.stride(), first, count);
@@ -312,9 +313,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // f(head, first, count, ahead) for all blocks of a tile's keys and all heads in them, in the order of memory. While
-  // one block is worked on, the next one comes into the cache: of the same rows, and behind them that of `next`, of
-  // which there are `more`.
+  // Calls f(head, first, count, ahead) for all blocks of a tile's keys and all heads, in the order of memory. While one
+  // block is processed, the next one is prefetched: from the same rows, and after them from the `more` rows of `next`.
   template <class Runs, class Next, class F>
   void in_blocks(const Runs& runs, int64_t cols, int keys, const Next& next, int64_t next_cols, int more,
                  const F& f) const {
@@ -353,11 +353,11 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       else some(Width<N>{}, Width<1>{});
     }
   }
-  // Behind the last query of a head is the next head's first one, whose logits come later, or a row whose results are
-  // not used.
+  // After a head's last query come the next head's first one, whose logits are overwritten later, or a row whose
+  // results are not used.
   template <int kKeys, int kTokens, class Codes>
   void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
-    // Where that is much at a time, it is spread over the products.
+    // If a key's prefetch is long, it is spread over the products.
     constexpr bool kSpread = kKeys * Place<Codes>::bits >= 128;
     [[maybe_unused]] const int64_t each = dim_ / kKeys;
     for (int key = 0; key < keys; key += kKeys) {
@@ -408,9 +408,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   template <int kVectors, int kWidth, int kOfStretch, class Codes>
   void add_some(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, int64_t col,
                 const Ahead& all_ahead) const {
-    // As many as there are registers for, of up to four rows, for which a value is then decoded once. Instructions of
-    // decode() with AVX2, 32 heads over 8 of 128 columns, against two rows at a time, here and in dot_rows(): floats
-    // 0.85, halves 0.98, int8 0.94, e4m3 0.84, int4 0.88.
+    // As many sums as there are registers for, of up to four rows, for which each value is decoded once. Instructions
+    // of decode() with AVX2, 32 heads over 8 of 128 columns, relative to two rows at a time (here and in dot_rows()):
+    // floats 0.85, halves 0.98, int8 0.94, e4m3 0.84, int4 0.88.
     constexpr int kSums = N >= 16 ? 16 : 8;
     for (int r = 0; r < each_;) {
       const float* const p = weights_ + (first_row + r) * weights_stride_ + first;
@@ -436,7 +436,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- many rows ---------------------------------------------------------------------------------------------------
 
-  // Whether any of the rows of a tile of rows see any of these keys.
+  // Whether any row of a tile sees any of these keys.
   bool any_sees(int first, int64_t begin, int keys) const {
     for (int r = first; r < lesser(first + T::rows, count_); ++r) {
       if (ranges_[r].begin < begin + keys && ranges_[r].end > begin) return true;
@@ -444,13 +444,13 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     return false;
   }
 
-  // Asks for part `step` of `steps` of a tile's rows.
+  // Prefetches part `step` of `steps` of a tile's rows.
   template <class Source>
   static void prefetch(const Source& source, int count, int64_t cols, int step, int steps) {
     for (int i = count * step / steps; i < count * (step + 1) / steps; ++i) source.prefetch(i, 0, cols);
   }
 
-  // While logits are summed, values come into the cache.
+  // Values are prefetched while logits are summed.
   void many_logits(int64_t begin, int keys) {
     const int64_t depth = Sizes::padded(dim_);
     const auto v = values_.of(0);
@@ -473,7 +473,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       }
     }
   }
-  // N keys side by side for each column.
+  // Transposes N keys: side by side for each column.
   template <class Codes>
   void turn_keys(const RowAt<Codes>* rows, float* to) const {
     int64_t col = 0;
@@ -488,7 +488,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     (put_vector<float>(to + i * T::cols, square[i]), ...);
   }
 
-  // While values are added, the next tile's keys come into the cache, `more` of them.
+  // The `more` keys of the next tile are prefetched while values are added.
   void many_values(int64_t begin, int keys, int more) {
     const auto next = keys_.of(0);
     in_vectors(values_.of(0), 0, keys, v_dim_, [&](const auto* rows, int, int first, int count) {
@@ -518,7 +518,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- results -----------------------------------------------------------------------------------------------------
 
-  // o(Width, col): the sums of a row under its state.
+  // Writes a row's output: o(Width, col) are its sums, normalized by its state.
   template <class Sums>
   void write(int r, const Sums& o, const SoftmaxState<float>& state) const {
     const int64_t token = token_of(r), head = head_of(r), first = head * v_dim_;
@@ -536,7 +536,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   AttentionPart part_;
   Sizes sizes_;
   bool few_;
-  int heads_, each_, count_, padded_;  // each_: rows of a kv head
+  int heads_, each_, count_, padded_;  // each_: rows of each kv head
   int64_t group_, dim_, v_dim_;
   int weights_stride_;
   int64_t q_len_ = 0, kv_len_ = 0;

@@ -1,4 +1,4 @@
-// Where a tile's rows of keys, or values, are, of several heads: gathered from the runs that a view gives.
+// The addresses of a tile's keys or values, for several heads, gathered from the runs that a view returns.
 #pragma once
 
 #include <new>
@@ -11,7 +11,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Room for what has no default constructor.
+// Storage for objects without a default constructor.
 template <class Row, int kCount>
 struct Room {
   alignas(Row) unsigned char bytes[kCount * sizeof(Row)];
@@ -19,25 +19,25 @@ struct Room {
   const Row* at(int64_t i) const { return reinterpret_cast<const Row*>(bytes) + i; }
 };
 
-// What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked on
-// prefetches another, or a part of it.
+// Data that is prefetched during the computation: keys or values of all heads, in the order of memory. Each row that is
+// processed prefetches another row, or a part of one.
 struct Ahead {
   const char* const* rows = nullptr;
   int count = 0;
   int begin = 0, end = 0;  // in bytes, of each row
-  int each = 0;            // how many 2^-16 of a byte there are for a column that is worked on
+  int each = 0;            // bytes to prefetch for each processed column, in units of 2^-16
 
   KERNELS_INLINE void operator()(int i) const {
     if (i < count) prefetch_lines<1>(rows[i] + begin, rows[i] + end);
   }
   Ahead from(int first) const { return {rows + first, count - first, begin, end, each}; }
-  // The part of each row that columns [first, last) have to bring.
+  // The part of each row that the processing of columns [first, last) prefetches.
   Ahead part(int64_t first, int64_t last) const {
     return {rows, count, int(first * each >> 16), int(last * each >> 16), each};
   }
 };
 
-// Where the rows of all heads at a position are: at(head). The library's own views find the position once for all.
+// The keys of all heads at a position: at(head). The library's own views look up the position only once.
 template <class Kv>
 auto keys_at(const Kv& kv, int64_t b, int64_t pos) {
   return [&kv, b, pos](int64_t head) KERNELS_INLINE { return kv.key(b, head, pos); };
@@ -57,17 +57,17 @@ auto values_at(const KvCache<K, V, Where>& kv, int64_t b, int64_t pos) {
              KERNELS_INLINE { return values.run(slot, head); };
 }
 
-// The rows of a tile, and what they are scaled with: those of all heads at a position side by side.
+// The rows of a tile and their scales, with all heads of a position side by side.
 template <class Run>
 class GatheredRuns {
   using Codes = typename Run::Codes;
   static constexpr bool kHasPlaces = Place<Codes>::bits > 0;
 
  public:
-  // keys: of a tile, at most.
+  // keys: the most in a tile.
   GatheredRuns(int heads, int keys) : heads_(heads), keys_(keys) {}
 
-  // `count` of each head, from position `begin` on, where at(position)(head) says they are.
+  // Gathers `count` positions for each head from `begin` on; at(position)(head) returns a run.
   template <class At>
   void gather(int64_t begin, int count, const At& at) {
     constexpr int N = kLanes<float>;
@@ -82,7 +82,7 @@ class GatheredRuns {
       }
       i = next;
     }
-    // Whole vectors of keys are multiplied: the last one stands in for those that lack.
+    // Whole vectors of keys are multiplied: the last key fills up the last vector.
     for (int row = count; row > 0 && row % N != 0; ++row) {
       for (int head = 0; head < heads_; ++head)
         new (rows_.at(row * heads_ + head)) Row(*rows_.at((row - 1) * heads_ + head));
@@ -91,14 +91,14 @@ class GatheredRuns {
 
   Gathered<Codes> of(int head) const { return Gathered<Codes>(rows_.at(head), heads_); }
   const float* scales(int head) const { return scales_ + head * keys_; }
-  // Rows [first, last) of `cols` columns, of all heads, while others of `others` columns are worked on.
+  // Prefetches rows [first, last) of `cols` columns, for all heads, while other rows of `others` columns are processed.
   Ahead ahead(int first, int last, int64_t cols, int64_t others) const {
     const int bytes = int(cols * Place<Codes>::bits / 8);
     return {places_ + first, kHasPlaces ? last - first : 0, 0, bytes, int((int64_t(bytes) << 16) / others)};
   }
 
-  // Step `step` of `steps` in which the machine looks up where the pages are that rows begin in: what is prefetched
-  // from them later would wait for that, and hold up what is behind it.
+  // Step `step` of `steps` of loading the TLB with the pages in which rows begin: later prefetches would otherwise wait
+  // for address translation and delay what follows.
   void look_up_pages(int step, int steps) const {
     for (int i = page_count_ * step / steps; i < page_count_ * (step + 1) / steps; ++i)
       prefetch_lines(pages_[i], pages_[i] + 1);
@@ -112,13 +112,13 @@ class GatheredRuns {
       const char** const place = places_ + i * heads_ + head;
       *place = Place<Codes>::of(run.codes, row, 0);
       const bool known = (head > 0 && in_one_page(*place, place[-1])) || (i > 0 && in_one_page(*place, place[-heads_]));
-      // Rows of a view whose runs end elsewhere for each head are put more than once.
+      // If a view's runs end at different positions for each head, some rows are put more than once.
       if (!known && page_count_ < kMostTileKeys) pages_[page_count_++] = *place;
     }
     if constexpr (Run::scaled) scales_[head * keys_ + i] = run.scale(row);
   }
 
-  // Of 4 KB, the smallest there are.
+  // Pages of 4 KB, the smallest size.
   static bool in_one_page(const char* a, const char* b) {
     return ((reinterpret_cast<uintptr_t>(a) ^ reinterpret_cast<uintptr_t>(b)) >> 12) == 0;
   }

@@ -1,4 +1,4 @@
-// How many rows and keys attention on the CPU works on at a time, and what that takes on the stack.
+// Sizes of CPU attention: how many rows and keys are processed at a time, and the stack that this takes.
 #pragma once
 
 #include "../../../core/attention_call.h"
@@ -9,29 +9,30 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Rows up to this number are multiplied without turning keys and values around.
+// Up to this number of rows, keys and values are multiplied without transposing them.
 constexpr int kFewRows = 8;
-// Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long
-// stretches.
+// With few rows, the heads of keys that are processed together: heads are usually adjacent, so memory is read in long
+// runs.
 constexpr int kHeadsPerItem = 8;
-// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. On an EPYC with AVX-512, one thread,
-// halves, 8 key heads of 128, as a share of a plain read with 8 and with 32 query heads: one head at a time 0.74 and
-// 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
+// Keys of a tile with few rows and with many; fewer with many rows of larger heads. EPYC with AVX-512, one thread,
+// halves, 8 key heads of 128, speed relative to a plain read with 8 and with 32 query heads: one head at a time 0.74
+// and 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
 constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
-// Of a tile of few rows, so many keys are worked on for all heads before the next ones, which come into the first-level
-// cache meanwhile. On the same machine, one thread, 32 query heads, against a head's whole tile at a time and the next
-// tile into the second-level cache: 1.29 times as fast, and 1.24 times into the second level, which drops what it has
-// no room for. Against blocks of 16, blocks of 8 were 0.86 to 0.92 times as fast and those of 32 0.90.
+// With few rows, this many keys of a tile are processed for all heads before the next ones, which are meanwhile
+// prefetched into the first-level cache. Same machine, one thread, 32 query heads, speed relative to a head's whole
+// tile at a time with the next tile prefetched into the second-level cache: 1.29; with prefetch into the second level,
+// which drops requests beyond its capacity, 1.24. Relative to blocks of 16, blocks of 8 reached 0.86 to 0.92 and blocks
+// of 32 0.90.
 constexpr int kBlockKeys = 16;
 constexpr int kMostTileKeys =
     kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys* kHeadsPerItem : kManyRowsKeys;
-// What a thread has on its stack.
+// The stack that a thread uses.
 constexpr int kAttentionFloats = 104 << 10;
 constexpr int kMostRows = 126;
-// Rows of keys, or values, that are copied at a time where they cannot be read in vectors.
+// Rows of keys or values that are copied at a time if they cannot be read in vectors.
 constexpr int kDecoded = 16;
 
-// In floats: of each row, and of all together.
+// Sizes in floats: `each` for a row, `shared` for all rows together.
 struct AttentionSizes {
   using T = Tiles<float>;
   int64_t keys, q, o, turned_keys = 0, turned_values = 0, rows, each, shared;

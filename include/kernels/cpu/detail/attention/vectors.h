@@ -1,5 +1,5 @@
-// Rows of keys and values in vectors: dot products of keys with queries, and values times weights, as they lie in
-// memory.
+// Rows of keys and values in vectors: dot products of keys with queries, and values times weights, read in the layout
+// that they have in memory.
 #pragma once
 
 #include "../../../kv.h"
@@ -9,7 +9,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// A row of codes, wherever they are.
+// A row of codes, at any address.
 template <class Codes_>
 class RowAt {
  public:
@@ -22,7 +22,7 @@ class RowAt {
   Codes codes_;
   int64_t row_;
 };
-// Of what lies in memory as it is, where that is: nothing is left to multiply whenever the row is read.
+// A row in plain memory: its address is computed once, so reading it needs no multiplication.
 template <class Codes_, class T>
 class PlacedRow {
  public:
@@ -49,7 +49,7 @@ class RowAt<Words<Format>> : public PlacedRow<Words<Format>, uint32_t> {
       : PlacedRow<Words<Format>, uint32_t>(codes.at(row)) {}
 };
 
-// Whether vectors may be read at multiples of 8 columns, wherever a row begins.
+// Whether vectors can be read at multiples of 8 columns, wherever a row begins.
 template <class Codes>
 struct InVectors {
   static bool value(const Codes&) { return any_width<Codes>; }
@@ -59,7 +59,7 @@ struct InVectors<Words<Format>> {
   static bool value(const Words<Format>&) { return true; }
 };
 
-// Rows from anywhere, as one source; they are `stride` apart.
+// Rows at any addresses, as one source; `stride` rows apart.
 template <class Codes>
 class Gathered : public Functor {
  public:
@@ -92,7 +92,7 @@ struct AnyWidth<Gathered<Codes>> {
   static constexpr bool value = any_width<Codes>;
 };
 
-// A vector of a row; of the last columns, kWidth of them and zeros.
+// A vector of a row; of the last columns, kWidth of them followed by zeros.
 template <int kWidth, class Codes>
 KERNELS_INLINE inline Register<float> vector_of(const RowAt<Codes>& at, int64_t col) {
   constexpr int N = kLanes<float>;
@@ -106,12 +106,12 @@ KERNELS_INLINE inline Register<float> vector_of(const RowAt<Codes>& at, int64_t 
     return in_register(all);
   }
 }
-// Heads are multiples of 8 columns.
+// Head sizes are multiples of 8 columns.
 constexpr int kTail = kLanes<float> < 8 ? kLanes<float> : 8;
 
 // Stretches of columns that are cheaper to decode together, in another order or without a factor: vector i holds
-// columns column(i * N), column(i * N + 1) ..., which are `worth` times what it says. Few queries are put in that
-// order, and few outputs put back from it.
+// columns column(i * N), column(i * N + 1) ..., multiplied by 1 / worth. Queries, which are few, are permuted into that
+// order, and outputs back from it.
 template <class Codes>
 struct DecodedStretch {
   static constexpr int vectors = 0, cols = 1;
@@ -141,7 +141,7 @@ struct DecodedStretch<DirectLoad<float8_e4m3>> : SmallFloatStretch<float8_e4m3> 
 template <>
 struct DecodedStretch<DirectLoad<float8_e5m2>> : SmallFloatStretch<float8_e5m2> {};
 #endif
-// Vector i has code i of neighbouring words.
+// Vector i has code i of adjacent words.
 template <class Format>
 struct DecodedStretch<Words<Format>> {
   static constexpr int N = kLanes<float>, vectors = 8, cols = vectors * N;
@@ -156,7 +156,7 @@ struct DecodedStretch<Words<Format>> {
   }
 };
 #endif
-// f(col) for all of them in a row.
+// Calls f(col) for each stretch of a row.
 template <class Stretch, class F>
 KERNELS_INLINE inline void each_stretch(int64_t cols, const F& f) {
   if constexpr (Stretch::vectors > 0) {
@@ -177,8 +177,8 @@ KERNELS_INLINE inline Register<float> only_lanes(const Register<float>& v, int l
 #endif
 }
 
-// The products of kKeys rows, `apart` from each other, and kTokens of q, `stride` apart: sums[token * kKeys + key],
-// lane by lane. between(col) is called on the way.
+// Dot products of kKeys rows, `apart` rows from each other, with kTokens rows of q, `stride` floats apart: sums[token *
+// kKeys + key], lane by lane. between(col) is called in between.
 template <int kKeys, int kTokens, class Codes, class Between>
 KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t cols, const float* q, int64_t stride,
                                 Register<float>* sums, const Between& between) {
@@ -213,8 +213,9 @@ KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t col
   });
 }
 
-// o + row * stride, kVectors of them, += the sum over keys, `apart` from each other, of p[row * p_stride + key] * the
-// key's columns from `col` on; these are vectors kOfStretch, kOfStretch + 1 ... of a stretch, if that is not negative.
+// Adds values: kVectors vectors at o + row * stride += the sum over keys of p[row * p_stride + key] * the key's columns
+// from `col` on; keys are `apart` rows from each other. If kOfStretch is not negative, the vectors are kOfStretch,
+// kOfStretch + 1 ... of a stretch.
 template <int kRows, int kVectors, int kWidth, int kOfStretch, class Codes, class Ahead>
 void add_values(const RowAt<Codes>* v, int apart, int keys, int64_t col, const float* p, int p_stride,
                 float* const (&o)[kVectors], int stride, const Ahead& ahead) {

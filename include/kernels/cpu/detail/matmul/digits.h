@@ -1,9 +1,11 @@
-// Codes of 8 and 4 bits that are multiplied as integers, on machines with VNNI: an instruction multiplies a vector of
-// bytes by another, and adds four products in each lane. Inputs are integers of 22 bits and a sign, which the largest
-// one of a block of columns fills, in three digits of 8 bits.
+// Codes of 8 and 4 bits multiplied as integers, on machines with VNNI: one instruction multiplies a vector of bytes by
+// another and adds four products in each lane.
 //
-//   block of inputs:   | digits 0 (the highest) | digits 1 | digits 2 | sums or starts of lanes | scale |   in place of
-//                                                                                                       the floats
+// Inputs become integers of 22 bits and a sign, scaled so that the largest one of a block of columns fills the range,
+// and split into three digits of 8 bits.
+//
+//   block of inputs, in place of the floats:
+//   | digits 0 (the highest) | digits 1 | digits 2 | sums, or initial values, of lanes | scale |
 #pragma once
 
 #include "units.h"
@@ -18,11 +20,11 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// The columns of the largest block. Stretches of inputs begin at multiples of it, so that a block lies in one group of
-// columns that share a scale.
+// The columns of the largest block. Stretches of inputs begin at multiples of this, so a block never spans two groups
+// of columns with different scales.
 constexpr int kDigitCols = 256;
 
-// Whether a matrix can be multiplied so, and how.
+// Whether and how a matrix can be multiplied this way.
 template <class M>
 struct Digits {
   static constexpr bool possible = false;
@@ -46,7 +48,8 @@ KERNELS_INLINE inline Register<float> as_floats(const DotSums& sums) {
   return __builtin_convertvector(sums, Register<float>);
 }
 
-// The bits of the largest number, without signs: these are in order as the numbers are, up to infinity and NaN.
+// The bits of the number of largest magnitude, without the sign: they have the order of the magnitudes, including
+// infinity and NaN.
 inline uint32_t largest_bits(const float* x, int64_t count) {
   uint32_t most = 0;
   for (int64_t i = 0; i < count; ++i) most = greater(most, bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
@@ -54,11 +57,11 @@ inline uint32_t largest_bits(const float* x, int64_t count) {
 }
 inline bool finite_numbers(const float* x, int64_t count) { return largest_bits(x, count) < 0x7f800000u; }
 
-// A block where the floats were.
+// A block, stored where its floats were.
 template <class Block>
 KERNELS_INLINE inline const Block& block_at(const float* x) { return *reinterpret_cast<const Block*>(x); }
 
-// The inputs of a block of kCols columns in digits, from the highest on, and what these are worth.
+// The inputs of a block of kCols columns as digits, from the highest on, and the factors of these.
 template <int kCols>
 class InDigits {
  public:
@@ -79,8 +82,8 @@ class InDigits {
   float scale;
 };
 
-// 8 bits: 256 columns, four vectors, whose sums are integers as long as a block lasts. Bytes are read as numbers from 0
-// to 255, 128 too large: each lane begins with what that adds, negative.
+// 8 bits: 256 columns, four vectors, summed in integers over a block. Codes are read as unsigned bytes, so they are too
+// large by 128: each lane begins with minus what this adds.
 template <>
 struct Digits<DirectLoad<int8_t>> {
   static constexpr bool possible = true, sums_inputs = false;
@@ -100,7 +103,7 @@ struct Digits<DirectLoad<int8_t>> {
     }
     copy_bytes<sizeof(Block)>(x, &block);
   }
-  // products[t][r]: of a block at column `col` of rows row_of[r] and at x + t * stride, lane by lane.
+  // products[t][r]: of a block at column `col`, for weight row row_of[r] and inputs x + t * stride, lane by lane.
   template <int kRows, int kTokens, class M>
   static KERNELS_INLINE void multiply(const M& w, const int64_t* row_of, int64_t col, const float* x, int64_t stride,
                                       Register<float> (&products)[kTokens][kRows]) {
@@ -141,8 +144,8 @@ struct Digits<DirectLoad<int8_t>> {
   }
 };
 
-// 4 bits: 128 columns, a vector of words. Of each byte the lower code is in one vector and the higher in another. Lanes
-// have scales, and what is to be subtracted from codes, of their own.
+// 4 bits: 128 columns, a vector of words. The low codes of all bytes are in one vector, the high codes in another. Each
+// lane has its own scale and its own offset that is subtracted from codes.
 template <class Format>
 struct DigitsOfWords {
   static constexpr bool possible = true, sums_inputs = true;
@@ -150,10 +153,10 @@ struct DigitsOfWords {
 
   struct Block {
     int8_t digits[3][2][64];
-    float sums[16];  // of each lane's inputs, negative
+    float sums[16];  // minus the sum of each lane's inputs
     float scale;
   };
-  // Code number i of a word is so many bytes behind its first, in the vector of higher codes or of lower ones.
+  // Code i of a word is in this byte of it, in the vector of high codes or of low codes.
   static constexpr int byte_of(int i) { return int(Format::shift(i)) / 8; }
   static constexpr int half_of(int i) { return int(Format::shift(i)) / 4 % 2; }
 
@@ -209,7 +212,7 @@ struct Digits<Words<Uint4>> : DigitsOfWords<Uint4> {};
 
 #endif
 
-// Codes with scales; zero points are subtracted from whole lanes, which those of 8 bits do not have.
+// Codes with scales. Zero points are subtracted for whole lanes, which 8-bit codes do not support.
 template <class Codes, class S>
 struct Digits<Dequant<Codes, S>> : Digits<Codes> {
   static constexpr bool possible = [] {
@@ -224,7 +227,7 @@ struct Digits<Shifted<S>> : Digits<S> {};
 template <class S>
 struct Digits<Paired<S>> : Digits<S> {};
 
-// Whether a matrix can be multiplied so where its scales are.
+// Whether a matrix with these scales can be multiplied this way.
 template <class M>
 bool in_digits(const M& w) {
   if constexpr (!Digits<M>::possible) return false;

@@ -1,17 +1,17 @@
-// Products on the CPU: result(m, n) = sum over k of x(m, k) * w(n, k).
+// Products with many rows of inputs on the CPU: result(m, n) = sum over k of x(m, k) * w(n, k).
 //
-// Each thread makes a rectangle of the result, block by block. The sums of a block stay on the stack, as tiles, while
-// all of K goes by in stretches: of each stretch, the inputs of the block's rows are copied out of their source as they
-// lie, and the weights are copied a panel of columns at a time and turned around, so that a vector holds one k of many
-// columns. A tile of sums then lives in registers for the length of a stretch. Sources are read only to be copied, and
-// the sink gets each tile once, when its last stretch is done.
+// Each thread computes a rectangle of the result, block by block. The sums of a block stay on the stack, as tiles,
+// while K is processed in stretches. For each stretch, the inputs of the block's rows are copied out of their source,
+// and the weights are copied and transposed a panel of columns at a time, so that a vector holds one k of many columns.
+// A tile of sums stays in registers during a stretch. Sources are read only for these copies, and the sink gets each
+// tile once, after its last stretch.
 //
-// Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone
-// decides.
+// Every sum is made from the same stretches in the same order, in whichever tile, block or thread: it depends on K
+// only.
 //
-// Where both operands are nothing but bfloat16 in memory and the machine has dot products of these (AVX512-BF16),
-// panels hold them as they are, each lane two neighbouring k: then an instruction multiplies and adds both. (AMX, whose
-// tiles are another kind of register, which the system has to be asked for, is not used.)
+// If both operands are plain bfloat16 in memory and the machine has dot products of these (AVX512-BF16), panels keep
+// them as they are, with two adjacent k in each lane: one instruction multiplies and adds both. (AMX is not used: its
+// tile registers must be requested from the operating system.)
 #pragma once
 
 #include "../../exec.h"
@@ -29,8 +29,7 @@ namespace host {
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 
-// Turns a square around: each round moves one bit of the row's number behind the column's, and one of the column's
-// behind the row's.
+// Transposes a square: each round exchanges one bit of the row index and one bit of the column index.
 template <int kRound = 1, class C, int... i>
 inline KERNELS_INLINE void transpose(Register<C> (&rows)[sizeof...(i)], std::integer_sequence<int, i...> lanes) {
   if constexpr (kRound < int(sizeof...(i))) {
@@ -43,8 +42,7 @@ inline KERNELS_INLINE void transpose(Register<C> (&rows)[sizeof...(i)], std::int
 
 // ---- operands ------------------------------------------------------------------------------------------------------
 
-// How panels hold numbers of type T: so many neighbouring k of a row together in each lane of a vector, and what their
-// products are summed in.
+// How panels hold numbers of type T: the adjacent k of a row in each lane of a vector, and the type of the sums.
 template <class T>
 struct Operand {
   using Sum = T;
@@ -68,7 +66,7 @@ inline KERNELS_INLINE LanesOf<T> lanes_at(const T* from) {
   copy_bytes<int(sizeof(v))>(&v, from);
   return v;
 }
-// The numbers of one lane, in all of them.
+// Broadcasts the numbers of one lane to all lanes.
 template <class T>
 inline KERNELS_INLINE LanesOf<T> in_all_lanes(const T* from) {
   typename Operand<T>::Lane lane;
@@ -88,39 +86,39 @@ inline KERNELS_INLINE Register<Sum<T>> add_products(const LanesOf<T>& a, const L
 #endif
 }
 
-// What panels hold for a product.
+// The type of the numbers in a product's panels.
 template <class X, class W>
 using panel_type = std::conditional_t<KERNELS_BF16_DOTS && is_plain_bfloat16<X> && is_plain_bfloat16<W>, bfloat16,
                                       product_type<X, W>>;
 
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
-// Sizes in elements, for panels of T. What a thread has on its stack stays near 512 KB, and so in the second-level
+// Sizes in elements, for panels of T. A thread uses about 512 KB of stack, so its buffers stay in the second-level
 // cache.
 template <class T>
 struct Tiles {
   using C = Sum<T>;
   static constexpr int lanes = kLanes<C>, together = Operand<T>::together;
-  // So many rows and k are turned around at a time: a square of lanes.
+  // The rows and k that are transposed at a time: a square of lanes.
   static constexpr int square = lanes * together;
-  // As many sums as there are registers for, next to two vectors of weights and an input.
+  // As many sums as there are registers for, besides two vectors of weights and an input.
   static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
   static constexpr int size = rows * cols;
-  // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
+  // A stretch of K: a panel of weights and one of inputs fit into the first-level cache.
   static constexpr int depth = 768 / int(sizeof(T));
   static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
 };
 
-// For a function that needs every register there is: inlined, it would have to share them.
+// For functions that need every register: if inlined, they would have to share them.
 #if defined(__GNUC__)
 #define KERNELS_NOINLINE __attribute__((noinline))
 #else
 #define KERNELS_NOINLINE
 #endif
 
-// The sums of a tile's first rows over a stretch of K, in steps of as many k as a lane holds. x: rows of `depth`; w:
-// `cols` lanes for each step. ahead(i) is called now and then, with 0, 1, 2 ...: it has the time to prefetch what will
-// be needed next.
+// Computes the sums of a tile's first rows over a stretch of K; a step is as many k as a lane holds. x: rows of
+// `depth`. w: `cols` lanes for each step. ahead(i) is called at intervals with 0, 1, 2 ..., to prefetch what is needed
+// next.
 constexpr int kAhead = 16;
 template <class T, class Ahead, int... row>
 KERNELS_NOINLINE void multiply(const T* x, const T* w, int steps, bool first, Sum<T>* tile, const Ahead& ahead,
@@ -145,7 +143,7 @@ KERNELS_NOINLINE void multiply(const T* x, const T* w, int steps, bool first, Su
                        KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
   ((add(tile + row * Tile::cols, left[row]), add(tile + row * Tile::cols + Tile::lanes, right[row])), ...);
 }
-// Few rows cost less than a whole tile.
+// With few rows, computes less than a whole tile.
 template <int kRows, class T, class Ahead>
 inline void multiply_rows(int rows, const T* x, const T* w, int steps, bool first, Sum<T>* tile, const Ahead& ahead) {
   constexpr int fewer = kRows - 4;
@@ -166,12 +164,13 @@ class Gemm {
   static constexpr int kMatrices = is_gated<W>::value ? 2 : 1, kBlockCols = T::block_cols / kMatrices;
 
  public:
-  // The tokens are rows from `token` on of x and of the result, the weights those from `weights` on of w.
+  // The tokens are rows from `token` on of x and of the result; the weights are rows from `weights` on of w.
   Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t token, int64_t weights)
       : x_(x), w_(w), results_(out, shape.n), shape_(shape), token_(token), weights_(weights) {}
 
-  // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is
-  // taken; of equals the one with the most columns of them, because inputs are cheaper to copy than weights.
+  // Each thread gets a rectangle of whole tiles. Of all grids with that many rectangles, the one with the smallest
+  // rectangle is used; of equal ones the one with the most columns of rectangles, as inputs are cheaper to copy than
+  // weights.
   void run(const Team& all) const {
     const Team team = all.for_work(0, double(shape_.m) * double(shape_.n) * double(shape_.k) * kMatrices);
     const int64_t tile_rows = tiles(shape_.m, T::rows), tile_cols = tiles(shape_.n, T::cols);
@@ -194,12 +193,12 @@ class Gemm {
     int64_t begin, end;
   };
   static int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
-  // Part i of `parts` of a number of tiles, in rows or columns.
+  // Part i of `parts` of `tiles` tiles, in rows or columns.
   static Range share(int i, int parts, int64_t tiles, int size, int64_t limit) {
     const auto at = [&](int part) { return lesser(share_begin(tiles, part, parts) * size, limit); };
     return {at(i), at(i + 1)};
   }
-  // As few blocks as `most` allows, all of nearly the same size.
+  // As few blocks as `most` allows, of nearly equal size.
   static int64_t block(int64_t count, int64_t most, int64_t unit) {
     return count == 0 ? unit : tiles(tiles(count, tiles(count, most)), unit) * unit;
   }
@@ -219,7 +218,7 @@ class Gemm {
       }
       for (int64_t n = n_begin; n < n_end; n += cols) {
         const int64_t cols_end = lesser(n + cols, n_end);
-        // Where there is no K, the tiles are still filled with zeros.
+        // With K = 0 the tiles still have to be filled with zeros.
         int64_t k = 0;
         do {
           const int stretch = int(lesser(depth, shape_.k - k)), steps = (stretch + T::together - 1) / T::together;
@@ -234,8 +233,7 @@ class Gemm {
                 const int few = lesser(T::rows, height - row);
                 Number* const x = inputs + row * T::depth;
                 if (col == n && matrix == 0) copy_inputs(states + row, m + row, few, k, stretch, x);
-                // What is copied next comes into the cache meanwhile: the next tile's inputs, and a share of the next
-                // weights.
+                // Prefetches what is copied next: the next tile's inputs, and a part of the next weights.
                 const int64_t x_row = m + row + T::rows,
                               x_end = col == n && matrix == 0 ? lesser(x_row + T::rows, m + height) : 0;
                 const int64_t w_from = last ? n : col + T::cols, w_row = w_from + T::cols * row / height;
@@ -260,7 +258,7 @@ class Gemm {
     }
   }
 
-  // Zeros behind a stretch that does not fill its last lane are multiplied with those behind the weights.
+  // Fills up the last lane of a stretch with zeros, as do the weights.
   void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, Number* to) const {
     const auto clear = [&](int r, int from) {
       for (int i = from; i < stretch || i % T::together != 0; ++i) to[r * T::depth + i] = convert<Number>(0.f);
@@ -269,11 +267,11 @@ class Gemm {
       read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
       clear(r, stretch);
     }
-    // Rows that only fill up the tile; what comes of them is not looked at.
+    // Rows that only fill up the tile; their results are not used.
     for (int r = height; r < T::rows; ++r) clear(r, 0);
   }
 
-  // A panel: the weights of `width` results, side by side for each step.
+  // Copies a panel: the weights of `width` results, side by side for each step.
   template <class Source>
   void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, Number* to) const {
     for (int left = 0; left < T::cols; left += T::lanes) {
@@ -290,7 +288,7 @@ class Gemm {
         }
       }
       if (done == stretch) continue;
-      // What cannot be read by the square is copied first, with zeros around it.
+      // Rows that cannot be read in whole squares are copied first, padded with zeros.
       alignas(64) Number rows[T::lanes * T::depth];
       for (int i = 0; i < T::lanes; ++i) {
         int filled = done;
@@ -324,7 +322,7 @@ class Gemm {
   int64_t token_, weights_;
 };
 
-// What the caller has checked. Each group's product is made on its own, by all threads.
+// Arguments are checked by the caller. All threads work on one group at a time.
 template <class X, class W, class Out>
 Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape,
             const Groups& groups = {}) {

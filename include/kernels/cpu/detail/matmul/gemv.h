@@ -1,11 +1,10 @@
-// Products with few rows of inputs on the CPU. Every weight is used a few times only, so that reading it from memory
-// takes most of the time: all else must keep out of its way.
+// Products with few rows of inputs on the CPU. Each weight is used only a few times, so reading the weights takes most
+// of the time, and everything else must not slow that down.
 //
-// Threads take ranges of weight rows. A thread holds a stretch of the inputs as floats on its stack, maps applied, and
-// multiplies kRows weight rows at a time with it: weights are decoded in registers, or, where more inputs than a tile
-// has share them, into a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as
-// totals. How a result is summed is fixed by M and K alone, so that it depends neither on the threads nor on the rows
-// beside it.
+// Threads take ranges of weight rows. A thread keeps a stretch of the inputs on its stack, as floats with maps applied,
+// and multiplies kRows weight rows at a time with it. Weights are decoded in registers; if more inputs than a tile
+// share them, into a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as totals.
+// The order of a sum depends on M and K only, not on threads or on other rows.
 #pragma once
 
 #include "../../exec.h"
@@ -15,36 +14,37 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// So many inputs at most share a pass over the weights.
+// The most inputs that share a pass over the weights.
 constexpr int kMostTokens = 32;
-// Inputs and weight rows that are multiplied at a time: one register for each pair of them, and some for what is read.
+// Inputs and weight rows that are multiplied at a time: a register for each pair of them, and some for what is read.
 constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
-// Of one input alone, which then is read from beyond the first-level cache less often.
+// Rows at a time with a single input, which is then read less often from beyond the first-level cache.
 constexpr int kRowsForOne = 8;
-// Rows, and columns of them, that are decoded for more inputs than a tile has. With a tile of inputs they stay in the
-// first-level cache. On an EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x
+// Rows, and columns of them, that are decoded at a time for more inputs than a tile. With a tile of inputs they stay in
+// the first-level cache. EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x
 // 1024 124, 32 x 256 115.
 constexpr int kDecodedRows = 8;
 constexpr int64_t kDecodedCols = 512;
-// How far ahead in its row a weight is prefetched. On the same machine, one thread, 4096 x 14336, as a share of read:
-// halves 1.08 with 1024 bytes, 1.06 with 2048, 1.12 with 4096; int8 1.06, 1.00, 1.07. On a Xeon with AMX, two threads,
+// The prefetch distance in a row of weights. Same machine, one thread, 4096 x 14336, speed relative to a plain read:
+// halves 1.08 with 1024 bytes, 1.06 with 2048, 1.12 with 4096; int8 1.06, 1.00, 1.07. Xeon with AMX, two threads:
 // TinyLlama's shape in halves decodes at 12.8 to 13.2 tokens/s with 512 and 1024 bytes, at 11.7 to 12.1 with 2048.
 constexpr int kAheadBytes = 1024;
-// Rows that are read at the same time lie in pages of their own where there are enough: prefetchers follow one place of
-// a page. On that Xeon two threads that read eight rows of 2 KB side by side reach 20 GB/s, every second row 28.
+// Rows that are read at the same time are taken from different pages if there are enough: hardware prefetchers follow
+// one stream in a page. On that Xeon two threads that read eight adjacent rows of 2 KB reach 20 GB/s, every second row
+// 28.
 constexpr int64_t kPageBytes = 4096;
-// The inputs, and the sums, that a thread holds on its stack.
+// The inputs and sums that a thread keeps on its stack.
 constexpr int kInputBytes = 256 << 10;
 constexpr int kSumBytes = 64 << 10;
 
-// A place in rows, `apart` from each other, that are read from [begin, end) on, and what follows behind their end: the
-// same columns of the rows from `next` on.
+// A place in weight rows, `apart` rows from each other, whose columns [begin, end) are read, and what follows after the
+// end: the same columns of the rows from `next` on.
 struct Stretch {
   int64_t row, next, begin, end, apart = 1;
 };
 
-// Scales that are read next would be waited for: they lie elsewhere than what is read all the time.
+// Scales are elsewhere than the codes that are read continuously, so without a prefetch their loads would stall.
 template <int kRows, class W>
 KERNELS_INLINE inline void prefetch_scales(const W& rows, int64_t row, int64_t apart, int64_t begin, int64_t count) {
   using Of = MatrixOf<W>;
@@ -57,21 +57,21 @@ KERNELS_INLINE inline void prefetch_scales(const W& rows, int64_t row, int64_t a
   }
 }
 
-// Of how many rows the groups are summed side by side: as many as there are registers for.
+// How many rows are summed by groups side by side: as many as there are registers for.
 constexpr int rows_at_once(int rows, int tokens) {
   const int most = kVectorBytes < 64 ? (tokens == 1 ? 2 : 1) : tokens == 1 ? 8 : tokens == 2 ? 4 : 2;
   return rows < most ? rows : most;
 }
 
-// What these rows have kAheadBytes behind `col` comes into the cache; behind the end of their stretch that is the
-// beginning of the next rows.
+// Prefetches what is kAheadBytes behind `col` in these rows; past the end of their stretch, the beginning of the next
+// rows.
 template <int kCols, int kRows, class M>
 KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kRows], int64_t next_row,
                                           const Stretch& at, int64_t col) {
   constexpr int bits = Place<M>::bits;
-  // Those of 32 bits and more come by themselves, as their rows are long.
+  // Weights of 32 bits and more are prefetched by the hardware, as their rows are long.
   if constexpr (bits > 0 && bits < 32) {
-    // What is prefetched is as far from what is read for every row.
+    // The prefetch has the same distance from the current position in every row.
     constexpr int64_t ahead_cols = kAheadBytes * 8 / bits;
     const int64_t ahead = col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
     const int64_t distance =
@@ -85,7 +85,7 @@ KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kR
   }
 }
 
-// The sums of the inputs that each lane meets in a unit that is in planes, negative.
+// For units in planes: minus the sums of the inputs in each lane.
 template <class U, int kTokens, int kUnits, class C>
 KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count,
                                       Register<C> (&inputs)[kTokens][kUnits]) {
@@ -102,8 +102,8 @@ KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count,
   }
 }
 
-// What the products of a run of columns have in common: weight rows row_of[r] and inputs x + t * stride, from column
-// `begin` of the weights on.
+// The common data of the products of a run of columns: weight rows row_of[r], inputs x + t * stride, and columns from
+// `begin` on of the weights.
 template <class C, class M, int kRows, int kTokens>
 struct TileRun {
   using U = Unit<C, M>;
@@ -139,7 +139,8 @@ struct TileRun {
     });
   }
 
-  // sums[t][first + r] += the products of columns [col, end) of `rows` rows: the scale is that of a whole group's sum.
+  // sums[t][first + r] += the products of columns [col, end) of `rows` rows; the scale is applied to the sum of a whole
+  // group.
   template <int first, int rows>
   KERNELS_INLINE void add_groups(int64_t col, int64_t end, Register<C> (&sums)[kTokens][kRows]) const {
     for (int64_t c = col; c < end;) {
@@ -163,8 +164,7 @@ struct TileRun {
   }
 };
 
-// Rows of weights for a run of columns: where they are, and what they are scaled with. What the next run is scaled with
-// is prefetched.
+// Rows of weights for a run of columns: where they are and their scales. Prefetches the scales of the next run.
 template <class C, class W, int kRows>
 struct RowsOfRun {
   using Of = MatrixOf<W>;
@@ -197,7 +197,7 @@ KERNELS_INLINE inline void add_sums(const Register<C> (&sums)[kTokens][kRows], R
 }
 
 // lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t *
-// stride, lane by lane; count is a multiple of a unit, kRunCols at most.
+// stride, lane by lane. count is a multiple of a unit, at most kRunCols.
 template <int kRows, int kTokens, class C, class W>
 void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride,
               Register<C>* lanes, int lanes_stride) {
@@ -225,7 +225,7 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   add_sums<kTokens, kRows, C>(sums, lanes, lanes_stride);
 }
 
-// The same with inputs in digits; count is a multiple of a block of them.
+// The same with inputs as digits; count is a multiple of a block of digits.
 template <int kRows, int kTokens, class W>
 void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t count, const float* x, int64_t stride,
                      Register<float>* lanes, int lanes_stride) {
@@ -256,7 +256,7 @@ void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t cou
   add_sums<kTokens, kRows, float>(sums, lanes, lanes_stride);
 }
 
-// Either for any number of tokens up to a tile.
+// Either of these, for any number of tokens up to a tile.
 template <int kRows, class C, class W, int kTokens = (kRows > kTileRows ? 1 : kTileTokens)>
 void multiply_tile(int tokens, bool in_digits, const W& w, const Stretch& at, int64_t begin, int64_t count, const C* x,
                    int64_t stride, Register<C>* lanes, int lanes_stride) {
@@ -271,7 +271,7 @@ void multiply_tile(int tokens, bool in_digits, const W& w, const Stretch& at, in
     multiply_tile<kRows, C, W, kTokens - 1>(tokens, in_digits, w, at, begin, count, x, stride, lanes, lanes_stride);
 }
 
-// A stretch of a row of weights in a buffer, in planes if they are read so; zeros follow.
+// Decodes a stretch of a row of weights into a buffer, in planes if its type is read in planes, with zeros behind it.
 template <class W, class C>
 void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   using U = Unit<C, W>;
@@ -302,14 +302,14 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   for (; count % kPadding != 0; ++count) to[count] = C(0);
 }
 
-// Pairs are in two lines; rows that are none get numbers far from those of pairs and of other heads.
+// Paired rows are in two runs; unpaired rows get indices far from those of pairs and of other heads.
 template <class S, class F>
 void in_lines(const Paired<S>& w, int64_t row, const F& f) {
   const int64_t pair = w.place_in_pairs(row), alone = (1 + w.head_of(row)) << 20;
   if (pair >= 0) f(TwoLines<S>{w.source(), row - pair, 1, w.half()}, pair);
   else f(TwoLines<S>{w.source(), -alone, 2, 1}, row + alone);
 }
-// f(matrix, row): the matrix that holds row `row` of the weights, and its number there.
+// Calls f(matrix, row) with the matrix that contains row `row` of the weights, and its index there.
 template <class W, class F>
 void in_matrix(const W& w, int64_t row, const F& f) {
   if constexpr (is_stacked<W>::value)
@@ -318,7 +318,7 @@ void in_matrix(const W& w, int64_t row, const F& f) {
   else if constexpr (is_paired<W>::value) in_lines(w, row, f);
   else f(w, row);
 }
-// Whether f(part) for all the matrices that weights are stacked of.
+// Whether f(part) holds for all matrices of stacked weights.
 template <class W, class F>
 bool all_parts(const W& w, const F& f) {
   if constexpr (is_stacked<W>::value) return !w.any([&](const auto& part) { return !all_parts(part, f); });
@@ -362,13 +362,13 @@ class Gemv {
  private:
   using C = product_type<X, W>;
   static constexpr int matrices = is_gated<W>::value ? 2 : 1;
-  // Those of a stretch, and how many of them have inputs in digits.
+  // The columns of a stretch, and how many of them have inputs as digits.
   struct Columns {
     int64_t begin, count, in_digits;
   };
   static constexpr int64_t input_values = kInputBytes / sizeof(C), sum_values = kSumBytes / sizeof(C);
 
-  // Rows [first, last) of the weights, those of one thread.
+  // Computes the results of rows [first, last) of the weights, on one thread.
   void rows(int64_t first, int64_t last) const {
     alignas(64) C x[input_values + kMostTokens * (kPadding + kRowGap)];
     alignas(64) C sums[matrices][sum_values];
@@ -401,8 +401,8 @@ class Gemv {
       for (int64_t col = cols; col % kPadding != 0; ++col) x[col] = C(0);
     }
   }
-  // Puts inputs in the order, and in digits, as a matrix of type M meets them: how many columns are in digits. Those
-  // that are not finite would spoil all of their block.
+  // Brings inputs into the order, and into digits, that a matrix of type M expects; returns the number of columns in
+  // digits. A block with numbers that are not finite stays in floats: they would spoil the block's scale.
   template <class M>
   int64_t prepare_inputs(int64_t cols, C* x, int64_t stride) const {
     int64_t in_blocks = 0;
@@ -429,7 +429,7 @@ class Gemv {
                      C* sums) const {
     int64_t row = first;
     while (row < last) {
-      // As many times `rows` rows as these lie apart, so that none is left out.
+      // `apart` times `rows` rows, so that none is left out.
       const auto group = [&](auto rows, int64_t apart) {
         const int64_t reach = (rows() - 1) * apart;  // from the first to the last
         for (int64_t i = 0; i < apart; ++i, ++row) {
@@ -454,7 +454,7 @@ class Gemv {
       }
     }
   }
-  // Of weights of less than 32 bits, from `row` on; a row that is only begun counts.
+  // The rows in a page, for weights of less than 32 bits, from `row` on; a partial row counts.
   template <class M>
   static int64_t rows_in_page(const M& w, int64_t row) {
     int64_t rows = 1;
@@ -509,7 +509,8 @@ class Gemv {
         }
       };
       if constexpr (std::is_same<M, DirectLoad<C>>::value) {
-        // Nothing to decode; all but the first tile of inputs find the weights in the cache.
+        // There is nothing to decode. Only the first tile of inputs reads the weights from memory, the others from the
+        // cache.
         if (padded == count) {
           multiply_all(w, at.row, col);
           continue;
@@ -538,18 +539,18 @@ class Gemv {
   Results<C, W, Out> results_;
   int64_t n_, k_, first_;
   int tokens_;
-  bool digits_;  // whether weights can be multiplied with inputs in digits
+  bool digits_;  // whether weights can be multiplied with inputs as digits
   decltype(row_state(std::declval<const X&>(), 0, 0)) states_[kMostTokens];
 };
 
-// What the caller has checked; M is kMostTokens at most.
+// Arguments are checked by the caller; M is at most kMostTokens.
 template <class X, class W, class Out>
 Status gemv(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t first = 0) {
   Gemv<X, W, Out>(x, w, out, shape, first).run(cx.team());
   return {};
 }
 
-// Weights that differ from token to token: one token after the other.
+// Weights that depend on the token: one token after the other.
 template <class X, class W, class Out>
 Status gemv_by_token(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
   for (int64_t token = 0; token < shape.m; ++token) {

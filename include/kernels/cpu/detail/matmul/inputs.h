@@ -1,5 +1,5 @@
-// How products read their operands and hand over their results on the CPU: stretches of a row as numbers, in a buffer;
-// of rows that are normalized on the way in, the state first. And what is done with the lanes of vectors.
+// How products on the CPU read operands and write results: stretches of a row as numbers in a buffer, the states of
+// rows that are normalized while they are read, and operations on the lanes of vectors.
 #pragma once
 
 #include "../../../weights.h"
@@ -9,7 +9,7 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Those lanes of a and, behind all of a, of b.
+// Lanes of the concatenation of a and b.
 template <class C, int... lane>
 inline KERNELS_INLINE Register<C> shuffle(const Register<C>& a, const Register<C>& b) {
 #if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
@@ -22,15 +22,15 @@ inline KERNELS_INLINE Register<C> shuffle(const Register<C>& a, const Register<C
 #endif
 }
 
-// Half kHalf of a and of b, one element of each in turn.
+// Half kHalf of a and of b, interleaved.
 template <int kHalf, class C, int... i>
 inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
   return shuffle<C, kHalf * kLanes<C> / 2 + i / 2 + i % 2 * kLanes<C>...>(a, b);
 }
 
-// Lane x of half kHalf of what makes the sums of a and of b when both halves are added: of registers whose lanes are in
-// turn the sums of kEach others. Within 16 bytes that is one fast instruction, and across them another: only elements
-// that are shuffled freely take a slow one.
+// For adding up lanes in pairs: lane x of half kHalf of the pair (a, b), such that half 0 + half 1 has the sums of a
+// and b. The lanes of a and b alternate between kEach registers' sums. Shuffles within 16 bytes are one fast
+// instruction, and across them another; only free shuffles of elements are slow.
 template <class C, int kEach, int kHalf>
 constexpr int lane_of_sums(int x) {
   constexpr int lanes = kLanes<C>, in_16 = 16 / int(sizeof(C)), groups = lanes / in_16;
@@ -46,7 +46,7 @@ inline KERNELS_INLINE Register<C> half_of_sums(const Register<C>& a, const Regis
   return shuffle<C, lane_of_sums<C, kEach, kHalf>(i)...>(a, b);
 }
 
-// The sums of the lanes of each of kCount registers, in order; there are at most as many as lanes.
+// The sum of the lanes of each of kCount registers, in order; at most as many registers as lanes.
 template <class C, int kCount, int kEach, int... i>
 KERNELS_INLINE inline void halve(Register<C> (&v)[kCount], std::integer_sequence<int, i...>) {
   const auto lanes = std::make_integer_sequence<int, kLanes<C>>();
@@ -60,7 +60,7 @@ KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
     halve<C, kCount, kEach>(v, std::make_integer_sequence<int, kCount / kEach / 2>());
     return sums_of<C, kCount, 2 * kEach>(v);
   } else {
-    // Sums of fewer registers than lanes are in several parts: side by side within 16 bytes, and then across them.
+    // With fewer registers than lanes each sum is in several parts: side by side within 16 bytes, and then across them.
     constexpr int in_16 = 16 / int(sizeof(C)), parts = kLanes<C> / kCount, across = kCount < in_16 ? 1 : parts;
     const Pack<C, kLanes<C>> lanes = as_pack<C>(v[0]);
     Pack<C, kCount> out = broadcast<kCount>(C(0));
@@ -74,11 +74,11 @@ KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
   }
 }
 
-// Whether a source is nothing but bfloat16 in memory: not where maps, scales or a norm make other numbers of them.
+// Whether a source is plain bfloat16 in memory, without maps, scales or a norm.
 template <class S>
 constexpr bool is_plain_bfloat16 = std::is_same<typename Traits<S>::Code, bfloat16>::value && !Traits<S>::scaled;
 
-// What was fetched as numbers of type C. As bfloat16 only codes of that type are read, and these as they are.
+// What was fetched, as numbers of type C. bfloat16 panels take only plain bfloat16 sources.
 template <class C, class Source, class Fetched>
 KERNELS_INLINE inline auto values(const Source& source, const Fetched& fetched, int64_t row, int64_t col) {
   if constexpr (std::is_same<C, bfloat16>::value) {
@@ -89,7 +89,7 @@ KERNELS_INLINE inline auto values(const Source& source, const Fetched& fetched, 
   }
 }
 
-// A source's values in columns [begin, begin + count) of a row.
+// Reads columns [begin, begin + count) of a row.
 template <class Source, class C>
 void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C* to) {
   const Packs<Source, DirectStore<C, C>> packs(source, DirectStore<C, C>(to, 0), begin % kWidestPack == 0 ? count : 1);
@@ -99,7 +99,7 @@ void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C
   });
 }
 
-// What must be known of a whole row before any of it can be read: its state, if the source begins with normed().
+// What has to be known of a whole row before it can be read: the state, if the source begins with normed().
 template <class Source>
 auto row_state(const Source& source, int64_t row, int64_t cols) {
   if constexpr (starts_normed<Source>) {
@@ -116,7 +116,7 @@ auto row_state(const Source& source, int64_t row, int64_t cols) {
     return Nothing{};
   }
 }
-// Mean and rstd of such a row to where they are wanted: once per row.
+// Writes mean and rstd of such a row where the caller wants them, once for each row.
 template <class Source, class State>
 void write_state(const Source& source, const State& state, int64_t row, int64_t cols) {
   if constexpr (starts_normed<Source>) {
@@ -124,7 +124,7 @@ void write_state(const Source& source, const State& state, int64_t row, int64_t 
     op.write_row(op.finish(state, Count<typename std::decay_t<decltype(base_of(source))>::C>(int(cols))), row);
   }
 }
-// The source to read such a row from.
+// The source for reading such a row.
 template <class Source, class State>
 auto with_state(const Source& source, const State& state, int64_t cols) {
   if constexpr (starts_normed<Source>) {
@@ -136,20 +136,20 @@ auto with_state(const Source& source, const State& state, int64_t cols) {
   }
 }
 
-// f(source, number) for a source of weights, or the two of gated().
+// Calls f(source, index) for a source of weights, or for both sources of gated().
 template <class W, class F>
 void each_matrix(const W& w, const F& f) {
   if constexpr (is_gated<W>::value) f(w.gate(), 0), f(w.up(), 1);
   else f(w, 0);
 }
 
-// Hands results to a sink, those of gated weights in pairs.
+// Passes results to a sink, those of gated weights in pairs.
 template <class C, class W, class Out>
 class Results {
  public:
   Results(const Out& out, int64_t cols) : map_(sink_map(out)), end_(sink_end(out)), packs_({nullptr, 0}, out, cols) {}
 
-  // Columns [begin, end) of a row. With gated weights `sums` are the gate's, and `others` belong to the other matrix.
+  // Writes columns [begin, end) of a row. With gated weights `sums` belong to the gate, `others` to the other matrix.
   void write(int64_t row, int64_t begin, int64_t end, const C* sums, const C* others = nullptr) const {
     packs_.each(begin, end, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
       constexpr int N = width();

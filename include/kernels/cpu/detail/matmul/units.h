@@ -1,8 +1,8 @@
-// Weights in registers on the CPU: a unit is kPadding columns of a row, read and decoded vector by vector, and what is
-// shared by the columns of a group: scales and zero points.
+// Weights in registers on the CPU. A unit is kPadding columns of a row, read and decoded vector by vector; Shared holds
+// the scales and zero points that columns of a group share.
 //
 //   row:   | unit: vector 0 | vector 1 | ... | next unit ...      16-bit and 8-bit weights: each vector has
-//                                                                 neighbouring columns
+//                                                                 adjacent columns
 //          | word 0 | word 1 | ... | word n |                     4-bit ("in planes"): vector i has code i of each word
 #pragma once
 
@@ -12,17 +12,17 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Columns that are multiplied at a time, between two looks ahead, and those that are summed in a register before the
-// next ones.
+// Columns that are multiplied between two prefetches; and columns that are summed in a register before the sum is added
+// to the total.
 constexpr int kStrideCols = 128;
 constexpr int64_t kRunCols = 2048;
-// Rows in a buffer end with zeros up to a multiple of so many columns.
+// Rows in a buffer are padded with zeros to a multiple of this number of columns.
 constexpr int kPadding = 32;
-// Between rows in a buffer, so that they do not all lie in the same lines of a cache.
+// A gap between rows in a buffer, so that they do not all map to the same cache sets.
 constexpr int kRowGap = 16;
 
-// f(Width<0>), f(Width<1>) ... f(Width<N - 1>): a loop whose indices are constants. Written out, as compilers copy all
-// that is inlined once more for each function in between.
+// Calls f(Width<0>) ... f(Width<N - 1>): a loop whose indices are constants. Written out, because compilers copy
+// everything inlined once more for each intermediate function.
 template <int N, int kFirst = 0, class F>
 KERNELS_INLINE inline void unrolled(const F& f) {
   if constexpr (N > kFirst) f(Width<kFirst>{});
@@ -36,7 +36,7 @@ KERNELS_INLINE inline void unrolled(const F& f) {
   if constexpr (N > kFirst + 8) unrolled<N, kFirst + 8>(f);
 }
 
-// So many columns of a row of weights, as vectors. Those of quantized weights are without their scale and zero point.
+// `cols` columns of a row of weights, as vectors. Quantized weights are without their scale and zero point.
 template <class C, class W>
 class Unit {
  public:
@@ -57,23 +57,23 @@ class Unit {
 };
 
 #if KERNELS_VECTORS
-// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where
-// it is in the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs,
-// put_in_planes(): their order, and what a code is to be multiplied with; what is to be subtracted from all codes is
-// multiplied with the sum of their inputs.
+// 4-bit weights are decoded word by word in each lane: vector i of a unit holds code i of adjacent words, at its place
+// in the word, as an unsigned number. So a code takes two instructions. The rest is applied to the inputs by
+// put_in_planes(): their order, and the factor of each code. The offset of all codes is multiplied with the sum of
+// their inputs.
 template <class Format>
 class Unit<float, Words<Format>> {
   static constexpr int N = kLanes<float>;
   static constexpr uint32_t mask(int i) { return Format::mask << Format::shift(i); }
-  // The highest bit would be a sign.
+  // The highest bit of a word would be a sign bit.
   static constexpr bool highest(int i) { return mask(i) >> 31 != 0; }
 
  public:
   static constexpr int cols = 8 * N;
   static constexpr bool in_planes = true, scaled = std::is_same<Format, Gf4>::value;
-  static constexpr bool looked_up = std::is_same<Format, Fp4>::value;  // which are no numbers with or without a sign
+  static constexpr bool looked_up = std::is_same<Format, Fp4>::value;  // codes that are table indices, not numbers
   static constexpr float offset = Format::offset * Format::slope;
-  // What vector i holds for each 1 that a weight is worth.
+  // The factor by which vector i is larger than the weight.
   static constexpr float unity(int i) {
     return (looked_up || highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope;
   }
@@ -93,7 +93,7 @@ class Unit<float, Words<Format>> {
 };
 
 #if defined(__F16C__)
-// float8 by way of halves, two vectors at a time.
+// float8 through halves, two vectors at a time.
 template <class T>
 class SmallFloats {
   static constexpr int N = kLanes<float>;
@@ -146,7 +146,7 @@ class Unit<C, Dequant<Codes, S>> : public Unit<C, Codes> {
 
  public:
   static constexpr bool scaled = true;
-  // A zero point is one of codes with their own scale, if they have one.
+  // A zero point is in units of the codes' own scale, if they have one.
   static constexpr bool scales_codes = OfCodes::scaled && S::has_zeros;
   KERNELS_INLINE Unit(const Dequant<Codes, S>& w, int64_t row, int64_t col) : OfCodes(w.codes(), row, col) {}
   template <int i>
@@ -154,7 +154,7 @@ class Unit<C, Dequant<Codes, S>> : public Unit<C, Codes> {
     if constexpr (scales_codes) return OfCodes::template vector<i>() * OfCodes::scale();
     else return OfCodes::template vector<i>();
   }
-  // What the scale of the group is multiplied with.
+  // The scale of the group, times the unit's own scale if it has one.
   KERNELS_INLINE Register<C> scaled_by(const Register<C>& scale) const {
     if constexpr (OfCodes::scaled && !scales_codes) return scale * OfCodes::scale();
     else return scale;
@@ -167,8 +167,8 @@ class Unit<C, Shifted<S>> : public Unit<C, S> {};
 template <class C, class S>
 class Unit<C, Paired<S>> : public Unit<C, S> {};
 
-// Rows of a matrix that follow each other in two lines: row v is base + v / 2 * step, or, if v is odd, `odd` rows
-// behind that.
+// A matrix whose consecutive rows alternate between two runs: row v is base + v / 2 * step, or for odd v `odd` rows
+// further.
 template <class S>
 struct TwoLines {
   S source;
@@ -189,7 +189,7 @@ struct MatrixOf<TwoLines<S>> {
   }
 };
 
-// Where weights lie, if they lie anywhere, and of how many bits they are.
+// The address of weights, if they are in plain memory, and their bits.
 template <class W>
 struct Place {
   static constexpr int bits = 0;
@@ -216,11 +216,11 @@ struct Place<Dequant<Codes, S>> {
   }
 };
 
-// Whether units may be read at multiples of their length, wherever a row begins.
+// Whether units can be read at multiples of their length, wherever a row begins.
 template <class C, class W>
 bool in_units(const W& w) {
   if constexpr (is_dequant<W>::value) {
-    // A scale for each word, or for each unit, or for more.
+    // There is a scale for each word, for each unit, or for more.
     using U = Unit<C, W>;
     constexpr int least = U::in_planes ? 8 : U::cols;
     return !(U::in_planes && U::scales_codes) && in_units<C>(w.codes()) && w.scales().group() >= least;
@@ -229,8 +229,8 @@ bool in_units(const W& w) {
   }
 }
 
-// Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large
-// by, that of weights multiplied with it. All are powers of two, or their negatives.
+// Column 8 i + j of each unit moves to i + j * lanes. Inputs are divided by the factor by which the unit's vector j is
+// too large, weights multiplied by it. All factors are powers of two, or their negatives.
 template <class U, class C>
 void put_in_planes(C* values, int64_t count, bool weights) {
   constexpr int N = kLanes<C>, cols = 8 * N;
@@ -250,7 +250,7 @@ constexpr bool has_offset() {
   else return false;
 }
 
-// What the columns of a unit share: the scales and zero points of a run of columns in some rows.
+// What the columns of a unit share: scales and zero points of a run of columns, for several rows.
 template <class C, class W, int kRows>
 class Shared {
  public:
@@ -272,7 +272,7 @@ class Shared<C, Dequant<Codes, S>, kRows> {
 
  public:
   static constexpr bool has_centers = S::has_zeros || has_offset<U>();
-  // Columns [begin, begin + count), kRunCols at most, of rows row_of(0), row_of(1) ...
+  // Columns [begin, begin + count), at most kRunCols, of rows row_of(0), row_of(1) ...
   template <class RowOf>
   KERNELS_INLINE Shared(const W& w, const RowOf& row_of, int64_t begin, int64_t count)
       : log2_(w.scales().col_log2()), begin_(begin), first_(begin >> log2_), group(w.scales().group(kStrideCols)) {
@@ -286,7 +286,7 @@ class Shared<C, Dequant<Codes, S>, kRows> {
     }
   }
 
-  // The number of the group that a column is in.
+  // The index of a column's group.
   KERNELS_INLINE int64_t index(int64_t col) const { return ((begin_ + col) >> log2_) - first_; }
   KERNELS_INLINE Register<C> scale(const U& unit, int r, int64_t index) const {
     return unit.scaled_by(of_unit(scales_[r] + index));
@@ -299,7 +299,7 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   }
 
  private:
-  // In planes, each lane has a group of its own.
+  // In planes, each lane has its own group.
   KERNELS_INLINE Register<C> of_unit(const C* at) const {
     if constexpr (!U::in_planes) {
       return in_register(broadcast<N>(*at));
@@ -318,7 +318,7 @@ class Shared<C, Dequant<Codes, S>, kRows> {
 
   int log2_;
   int64_t begin_, first_;
-  // A vector may be read from the last one on.
+  // Padded, as a whole vector may be read from the last entry on.
   C scales_[kRows][most + N], zeros_[S::has_zeros ? kRows : 1][most + N];
 #if KERNELS_VECTORS
   VectorOf<int32_t, N> lanes_;

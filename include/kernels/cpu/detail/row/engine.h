@@ -1,10 +1,9 @@
-// The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
+// The row engine on the CPU. It runs the same row ops, sources, maps and sinks as the GPU engine.
 //
-// A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (lanes.h).
-// Between the two passes over it, it stays on the stack, centered where that costs much, if it fits kCachedBytes and to
-// read and center it once more would cost more than that. While some rows are written, the next ones are fetched into
-// the cache. Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number
-// of threads.
+// A row is reduced in blocks that fit into the first-level cache, each centered on its own state, in vectors (lanes.h).
+// Between its two passes the row stays on the stack if it fits into kCachedBytes and if reading it again would cost
+// more; it is stored centered if centering is expensive. While some rows are written, the next ones are prefetched. How
+// a row is computed depends on cols only, so results do not depend on the number of threads.
 #pragma once
 
 #include <type_traits>
@@ -27,22 +26,22 @@ constexpr int kBlockBytes = 16 << 10;
 constexpr int kCachedBytes = 64 << 10;
 constexpr int64_t kChunkCols = 16384;
 constexpr int kMaxChunks = 64;
-// Results larger than this are written around the cache.
+// Larger results are written with stores that bypass the cache.
 constexpr int64_t kPastCacheBytes = 32ll << 20;
-// A row of more columns than this would push the next one out of the cache again.
+// A row of more columns would evict the prefetched next row.
 constexpr int64_t kPrefetchedCols = 65536;
 constexpr int kGroup = 4;
-// What such rows share stays in the first-level cache by itself.
+// Vectors that rows of up to this length share stay in the first-level cache anyway.
 constexpr int64_t kShortCols = 2048;
-// So many values of a group are written, and as many of the next one fetched, before the following columns.
+// Values of a group of rows that are written, and prefetched of the next group, before the following columns.
 constexpr int kStride = 2048;
 
-// Packs that divide these columns divide all groups.
+// Packs that divide this number of columns divide all groups.
 inline int64_t dividing_groups(int64_t cols, int64_t group) {
   return cols % kWidestPack == 0 && group % kWidestPack == 0 ? kWidestPack : 1;
 }
-// A group of columns into a sink that looks at its values before it writes them: value(Width<n>, col) is read for the
-// first pass over it, again(Width<n>, col) for the second one.
+// Writes a group of columns to a sink that sees its values before it writes them: value(Width<n>, col) is read in the
+// first pass, again(Width<n>, col) in the second.
 template <class Packs, class Sink, class Value, class Again>
 void quantize_group(const Packs& packs, const Sink& sink, int64_t row, int64_t index, int64_t begin, int64_t end,
                     const Value& value, const Again& again) {
@@ -85,8 +84,8 @@ struct RowProblem {
 
   bool keeps_rows() const { return !reads_again && cols <= cached; }
   int blocks() const { return int((cols + block - 1) / block); }
-  // How many rows a thread takes at a time, so that vectors that they share come into the first-level cache only once.
-  // They and as many that come next must fit into the cache.
+  // The rows that a thread takes at a time, so that vectors that they share come into the first-level cache once. They
+  // and the next group must fit into the cache.
   int group() const {
     if (cols <= kShortCols) return 1;
     if (keeps_rows()) return int(lesser<int64_t>(kGroup, cached / (blocks() * block)));
@@ -117,7 +116,7 @@ class RowEngine {
   }
 
   using State = typename P::Op::State;
-  // Of a row that is not empty.
+  // For a row that is not empty.
   State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
 
  private:
@@ -129,7 +128,7 @@ class RowEngine {
 
   // ---- blocks ------------------------------------------------------------------------------------------------------
 
-  // f(first column, number of columns) for the blocks of [begin, end).
+  // Calls f(first column, number of columns) for the blocks of [begin, end).
   template <class F>
   static void each_block(int64_t begin, int64_t end, const F& f) {
     for (int64_t col = begin; col < end; col += P::block) f(col, int(lesser<int64_t>(P::block, end - col)));
@@ -143,7 +142,7 @@ class RowEngine {
       put_pack(values + (col - begin), v);
     });
   }
-  // Functors are copied into what a loop calls, see Packs::run.
+  // Functors are copied into the callee of a loop: see Packs::run.
   template <class Source>
   auto reader(const Source& source, int64_t row) const {
     return [source, row](auto width, int64_t col) KERNELS_INLINE {
@@ -151,11 +150,11 @@ class RowEngine {
     };
   }
 
-  // f(stream, i, n) for the vectors of `count` values: i is where one begins, n how many values it has. The streams are
-  // independent of each other, so that their additions need not wait for one another.
+  // Calls f(stream, i, n) for the vectors of `count` values: i is a vector's first value, n its number of values.
+  // Streams are independent, so that their additions do not wait for one another.
   static constexpr int kStreams = 4;
-  // So many values are summed before they join the others: in a long chain behind an outlier every addition would be
-  // rounded by as much as the outlier's size asks for.
+  // The values in a chain of additions before its sum joins the others: in a long chain an outlier would make the
+  // rounding error of every later addition as large as its own.
   static constexpr int kChain = 16 * kStreams * N;
   template <class F>
   static KERNELS_INLINE void each_vector(int count, const F& f) {
@@ -169,7 +168,7 @@ class RowEngine {
     for (; i + N <= count; i += N) f(Width<0>{}, i, Width<N>{});
     if (i < count) f(Width<0>{}, i, count - i);
   }
-  // The n values at i, and behind them, where n is less than a vector, a value that does not count.
+  // The n values at i; if n is less than a vector, followed by a neutral value.
   template <class Read>
   static KERNELS_INLINE Vector vector_at(const Read& read, int i, Width<N>, C) { return read(Width<N>{}, i); }
   template <class Read>
@@ -179,8 +178,8 @@ class RowEngine {
     return v;
   }
 
-  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them, centered unless that
-  // costs little.
+  // The state of a block with values read(Width<n>, i). keep(i, Vector) receives them, centered if centering is
+  // expensive.
   template <class Read, class Keep>
   KERNELS_INLINE State reduce(const Read& read, int count, const Keep& keep) const {
     State s;
@@ -220,14 +219,14 @@ class RowEngine {
     }
   }
 
-  // The same for the columns from `begin` on of a row. What must not be read twice goes through `block`.
+  // The same for the columns of a row from `begin` on. Values that must not be read twice go through `block`.
   template <class Keep>
   State reduce_block(int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
     const auto at = reader(p_.source, row);
     if constexpr (P::direct) {
       return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
     } else {
-      block[0] = C(0);  // g++ 12 does not see that fill() sets it, and warns
+      block[0] = C(0);  // g++ 12 does not see that fill() sets it
       fill(block, begin, count, at);
       return reduce([&](auto width, int i) KERNELS_INLINE { return pack_at<width()>(block + i); }, count, keep);
     }
@@ -242,7 +241,7 @@ class RowEngine {
     return result;
   }
 
-  // The finished values of a row that is read again, and of any row into the sink.
+  // Reads finished values of a row a second time; below, writes any row's finished values to the sink.
   template <class Map>
   auto read_again(const Map& map, int64_t row, const State& all, const Linear<C>& linear) const {
     return [at = reader(again_, row), op = p_.op, all, linear, map, row](auto width, int64_t col) KERNELS_INLINE {
@@ -257,10 +256,10 @@ class RowEngine {
     p_.packs.each(begin, end, store, lead_of(end_, row));
   }
 
-  // Where a strip of columns begins or ends in a row: where lines do, unless a block or the row does.
+  // Where a strip of columns begins or ends: at cache lines, unless a block or the row ends there.
   int64_t strip(int64_t col, int lead) const { return col % P::block == 0 ? col : lesser(p_.cols, col + lead % N); }
 
-  // For a row sink.
+  // For a row sink: adds values to its state.
   template <class SinkState>
   void accumulate(SinkState& state, const C* values, int count) const {
     each_vector(count, [&](auto, int i, auto n) KERNELS_INLINE {
@@ -276,7 +275,7 @@ class RowEngine {
 
   // ---- rows of one thread ------------------------------------------------------------------------------------------
 
-  // Rows that are kept, blocks that wait centered with their own state, or that are read again.
+  // Rows that are kept (blocks wait centered, with their own state), or that are read again.
   template <bool kKept>
   void grouped_rows(int64_t first, int64_t last) const {
     constexpr int places = kKept ? P::cached / P::block : kGroup;
@@ -293,7 +292,7 @@ class RowEngine {
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
             const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
-              if constexpr (P::direct || !Op::centers_fast) put_pack(block + i, x);  // or it is there already
+              if constexpr (P::direct || !Op::centers_fast) put_pack(block + i, x);  // otherwise it is there already
             };
             State& state = states[r * blocks + begin / P::block];
             state = reduce_block(row + r, begin, count, block, keep);
@@ -330,7 +329,8 @@ class RowEngine {
     }
   }
 
-  // Into a row sink, by way of where the row is kept. finished(begin): how to read what is finished of that block.
+  // Writes to a row sink through the buffer that keeps the row. finished(begin) returns how to read a block's finished
+  // values.
   template <class Finished>
   KERNELS_INLINE void write_kept(C* values, int64_t row, const Finished& finished) const {
     typename decltype(end_)::State sink_state{};
@@ -351,7 +351,7 @@ class RowEngine {
     }
   }
 
-  // Into a sink that quantizes groups of columns, which threads share. For value and again see quantize_group().
+  // Writes to a sink that quantizes groups of columns, distributed among threads. value, again: as in quantize_group().
   template <class Value, class Again>
   void write_groups(int64_t row, const Team& team, const Value& value, const Again& again) const {
     const int group = end_.group();
@@ -363,8 +363,8 @@ class RowEngine {
     });
   }
 
-  // Into any other sink, a strip of all `rows` rows after the other, while the rows behind them come into the cache.
-  // finished(r, begin): how to read row number r from there on.
+  // Writes to any other sink, in strips of all `rows` rows, while the rows behind them are prefetched. finished(r,
+  // begin) returns how to read row r from there on.
   template <class Finished>
   KERNELS_INLINE void write_rows(int64_t row, int rows, int group, int64_t last, const Finished& finished) const {
     const bool ahead = p_.cols <= kPrefetchedCols;
@@ -381,7 +381,7 @@ class RowEngine {
 
   // ---- a row that threads share ------------------------------------------------------------------------------------
 
-  // f(c, first column, end) for the chunks of a row.
+  // Calls f(c, first column, end) for the chunks of a row.
   template <class F>
   void each_chunk(const Team& team, const F& f) const {
     const int64_t width =
@@ -395,7 +395,7 @@ class RowEngine {
     });
   }
 
-  // The states of the chunks are merged in order, whoever made them.
+  // The chunks' states are merged in order, whichever threads computed them.
   State reduce_chunks(int64_t row, const Team& team) const {
     const auto reduce_chunk = [&](int64_t begin, int64_t end) {
       State chunk;

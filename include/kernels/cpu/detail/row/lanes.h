@@ -1,13 +1,14 @@
-// The row ops as a CPU core runs them: many columns of a row at once, one sum per vector lane.
+// The row ops in vectors, for the CPU: many columns of a row at once, one sum for each vector lane. The members of
+// InLanes:
 //
-//   by_largest                        whether a run of columns is looked at for its largest value first
-//   open(largest), open(first, count) the state to center the run on, from its largest value or its first ones (how
-//                                     many; behind them is the very first again)
-//   neutral(State)                    what takes the place of the values that the last vector of a run lacks
+//   by_largest                        whether a run of columns is first searched for its largest value
+//   open(largest), open(first, count) the state on which the run is centered, from its largest value or from its first
+//                                     ones (`count`; behind them the very first is repeated)
+//   neutral(State)                    fills up the last vector of a run
 //   kSums, add(sums, centered)        what is summed, lane by lane
 //   close(State, sums, count)         the state of the run
-//   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so,
-//                                     centers anew
+//   recenter(State, closed)           whether the run was centered so poorly that it should be summed again; if so,
+//                                     changes the state to center on
 #pragma once
 
 #include "../../../core/memory.h"
@@ -18,12 +19,13 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Packs of as many values as a vector register holds: the compilers then keep each pack in a register, where all that
-// touches it is inlined. Wider ones live in memory between two operations.
+// Packs that fill a vector register: compilers keep each in a register if all code that uses it is inlined. Wider packs
+// go through memory between operations.
 template <class C>
 constexpr int kLanes = kVectorBytes / int(sizeof(C));
 
-// A pack in a register whatever the compiler makes of arrays: what a loop carries from one turn to the next.
+// A pack that stays in a register, whatever the compiler does with arrays: for values carried from iteration to
+// iteration.
 #if KERNELS_VECTORS
 template <class C>
 using Register = VectorOf<C, kLanes<C>>;
@@ -66,14 +68,13 @@ inline KERNELS_INLINE Pack<C, M> pack_at(const C* from) {
 template <int M, class C>
 inline KERNELS_INLINE void put_pack(C* to, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(to, v.v); }
 
-// Not the standard library's, whose code would be the same for files with different instruction sets.
+// Not the standard library's, whose code files with different instruction sets would share.
 template <class T>
 inline KERNELS_INLINE void fill(T* to, int64_t count, const T& value) {
   for (int64_t i = 0; i < count; ++i) to[i] = value;
 }
 
-// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be
-// bent.
+// a * b + c, rounded once if the machine can. Compilers fuse the two themselves only with relaxed floating-point flags.
 template <class C>
 inline KERNELS_INLINE Register<C> multiply_add(const Register<C>& a, const Register<C>& b, const Register<C>& c) {
 #if KERNELS_VECTORS && defined(__AVX512F__)
@@ -87,7 +88,7 @@ inline KERNELS_INLINE Register<C> multiply_add(const Register<C>& a, const Regis
 #endif
 }
 
-// So many of a run's first values may have a say in what it is centered on.
+// How many of a run's first values can influence what it is centered on.
 constexpr int kFirst = 32;
 
 template <class Op>
@@ -115,8 +116,8 @@ struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
   }
 };
 
-// The origin is the mean of the first values. Taking the mean out of the squares afterwards costs as many times the
-// rounding of m2 as the squares are larger than it: where outliers among the first values make that much, the run is
+// The origin is the mean of the first values. Subtracting the mean from the squares afterwards amplifies the rounding
+// error of m2 by the ratio of the squares to m2. If outliers among the first values make that ratio large, the run is
 // summed again around its mean.
 template <class C>
 struct InLanes<LayerNormOp<C>> {
@@ -145,7 +146,7 @@ struct InLanes<LayerNormOp<C>> {
   }
 };
 
-// Values as they are, not centered, and one sum, which is the state.
+// Values that are not centered, with a single sum, which is the state.
 template <class C, class State_>
 struct UncenteredInLanes {
   using State = State_;

@@ -8,8 +8,8 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Whether a functor takes packs of any width at any column and address. The library's own do: host reads and writes
-// need no alignment. A user's may rely on what the GPU promises, and then gets that (see Packs).
+// Whether a functor takes packs of any width at any column and address. The library's own do: host accesses need no
+// alignment. A user's functor may rely on what the GPU guarantees, and gets that (see Packs).
 template <class F>
 struct AnyWidth {
   static constexpr bool value =
@@ -37,7 +37,7 @@ KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Both), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSource), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSink), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MapChain), (any_width<A, B>));
-// These find their rows elsewhere, and read there as others do.
+// These read their rows at other addresses, in the same way.
 KERNELS_ANY_WIDTH(class A, Repeated<A>, any_width<A>);
 KERNELS_ANY_WIDTH(class A, Gathered<A>, any_width<A>);
 KERNELS_ANY_WIDTH(class A, Paired<A>, any_width<A>);
@@ -53,8 +53,8 @@ KERNELS_ANY_WIDTH(KERNELS_COUNTED, KERNELS_STACKED, any_width<A>);
 template <int N>
 using Width = std::integral_constant<int, N>;
 
-// The packs in which a row is read and written: the widest throughout and narrower ones for what is left, or, where a
-// functor asks for more care, packs of one width that divides cols and that every functor allows.
+// The packs in which a row is read and written: the widest, followed by narrower ones for the remainder; or, if a
+// functor requires it, packs of one width that divides cols and that every functor allows.
 template <class Source, class Sink>
 class Packs {
   static constexpr bool any = any_width<Source, Sink>;
@@ -70,8 +70,8 @@ class Packs {
     while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
   }
 
-  // f(Width<N>, col) for all packs in [begin, end); the widest ones are at multiples of their width after `lead`, if
-  // the functors do not mind.
+  // Calls f(Width<N>, col) for all packs in [begin, end). The widest ones are at multiples of their width after `lead`,
+  // if the functors allow it.
   template <class F>
   void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
     if (any && lead > 0) {
@@ -84,7 +84,7 @@ class Packs {
   }
 
  private:
-  // f is a copy: the compiler then knows that no write changes what is in it.
+  // f is a copy, so the compiler knows that no write changes its members.
   template <int N, class F>
   static KERNELS_INLINE int64_t run(int64_t col, int64_t end, const F f) {
     for (; col + N <= end; col += N) f(Width<N>{}, col);
