@@ -1,4 +1,4 @@
-// Weights as operands of tensor cores: pairs of half or bfloat16 made of the codes in a word, all of them exact.
+// Decodes weights for tensor cores: the codes in a word become pairs of half or bfloat16, all of them exact.
 #pragma once
 
 #include "../arch/sm80.cuh"
@@ -7,7 +7,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A number that T has exactly, as T's bits; two of them in a word.
+// The bits, as a T, of a number that T represents exactly; below, two of them in a word.
 template <class T>
 KERNELS_HD constexpr uint32_t bits_of(float x) {
   constexpr int digits = std::is_same<T, half>::value ? 10 : 7;
@@ -21,7 +21,7 @@ KERNELS_HD constexpr uint32_t bits_of(float x) {
 template <class T>
 KERNELS_HD constexpr uint32_t pair_of(float low, float high) { return bits_of<T>(low) | bits_of<T>(high) << 16; }
 
-// x and y as a pair of T.
+// x and y, rounded, as a pair of T.
 template <class T>
 __device__ __forceinline__ uint32_t rounded_pair(float x, float y) {
   return std::is_same<T, half>::value ? arch::floats_to_halves(x, y) : arch::floats_to_bfloats(x, y);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void floats_of_pair(uint32_t pair, float& low, float&
   }
 }
 
-// What rounded_pair() leaves of x and y.
+// The rounding errors of rounded_pair(x, y), as a pair of T.
 template <class T>
 __device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
   float low, high;
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair
   return rounded_pair<T>(x - low, y - high);
 }
 
-// -base - zero, twice; Nothing stands for 0.
+// The pair (-base - zero, -base - zero); Nothing stands for a zero point of 0.
 template <class T, int kBase>
 __device__ __forceinline__ uint32_t without(Nothing) {
   constexpr uint32_t pair = pair_of<T>(-float(kBase), -float(kBase));
@@ -66,8 +66,8 @@ __device__ __forceinline__ uint32_t halves_to(uint32_t pair) {
   }
 }
 
-// pairs<T>(out, word, zero): the codes of a word in their order, if it says no other, with the zero point, a whole
-// number, taken away. A code that is put into the lowest bits of 1024's mantissa, as a half, makes 1024 + code.
+// pairs<T>(out, word, zero): decodes the codes of a word, in their order unless noted, and subtracts the zero point, an
+// integer. A code placed into the lowest mantissa bits of the half 1024 makes 1024 + code.
 template <class Code>
 struct Decoder;
 
@@ -88,7 +88,7 @@ template <class Code>
 struct Float8Decoder {
   static constexpr int each = 4;
   static constexpr bool takes_zero = false;
-  // Of the two codes in the lower half of a word.
+  // The pair of the two codes in the lower half of a word.
   template <class T>
   static __device__ __forceinline__ uint32_t pair(uint32_t codes) {
     return halves_to<T>(halves_of_float8<Code>(codes));
@@ -134,8 +134,8 @@ struct Decoder<Uint4> : NibbleDecoder<0> {};
 template <>
 struct Decoder<Int4> : NibbleDecoder<8> {};
 
-// A code in the places of a 16-bit type's sign, lowest two bits of the exponent and highest of the mantissa is its
-// value divided by a power of 2, a subnormal one as well. high: codes whose signs are in place.
+// A code placed into a 16-bit type's sign, two lowest exponent bits and highest mantissa bit is its value divided by a
+// power of 2; this holds for subnormal codes as well. high: codes whose signs are in place.
 template <class T>
 __device__ __forceinline__ uint32_t fp4_pair(uint32_t high, uint32_t shifted) {
   constexpr bool halves = std::is_same<T, half>::value;
@@ -144,7 +144,7 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t high, uint32_t shifted) {
   return arch::fma_pair<T>((high & 0x80008000u) | (shifted & sizes), factor, minus_zero);
 }
 template <class T>
-constexpr int kFp4Shift = std::is_same<T, half>::value ? 3 : 6;  // from a code in the highest bits on
+constexpr int kFp4Shift = std::is_same<T, half>::value ? 3 : 6;  // for a code in the highest bits
 template <>
 struct Decoder<Fp4> {
   static constexpr int each = 8;
@@ -163,13 +163,13 @@ template <>
 struct Decoder<Gf4> {
   static constexpr int each = 8;
   static constexpr bool takes_zero = false;
-  // Codes 0 and 3, 1 and 4, 2 and 5, 6 and 7.
+  // The pairs have codes 0 and 3, 1 and 4, 2 and 5, 6 and 7.
   template <class T>
   static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word, Nothing) {
-    // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower
-    // half, 7 at bit 5 of the upper.
+    // In `six`, codes 0 to 2 are at bits 0, 3, 6 of the lower half and 3 to 5 at bits 1, 4, 7 of the upper; in `two`,
+    // code 6 is at bit 2 of the lower half and 7 at bit 5 of the upper.
     const uint32_t six = __byte_perm(word, 0, 0x3221), two = __byte_perm(word, 0, 0x4343);
-    // (code - 4) / -4, from the place of the code in the mantissa.
+    // Maps a code to (code - 4) / -4; each slope accounts for the code's place in the mantissa.
     const uint32_t slope_03 = arch::join_halves(bits_of<half>(-0.25f), bits_of<half>(-0.125f));
     const uint32_t slope_14 = arch::join_halves(bits_of<half>(-0.03125f), bits_of<half>(-0.015625f));
     const uint32_t slope_25 = arch::join_halves(bits_of<half>(-0.00390625f), bits_of<half>(-0.001953125f));
@@ -181,13 +181,13 @@ struct Decoder<Gf4> {
     out[1] = arch::fma_pair<half>(arch::mask_or<0x00700038u, 0x64006400u>(six), slope_14, shift_14);
     out[2] = arch::fma_pair<half>(arch::mask_or<0x038001c0u, 0x64006400u>(six), slope_25, shift_25);
     out[3] = arch::fma_pair<half>(arch::mask_or<0x00e0001cu, 0x64006400u>(two), slope_67, shift_67);
-    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper half of a half
+    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper byte of a half
     KERNELS_UNROLL
     for (int i = 0; i < 4; ++i) out[i] = halves_to<T>(arch::fma_pair<half>(out[i], scale, minus_zero));
   }
 };
 
-// Inputs in the order of a decoder's pairs.
+// Permutes inputs to the order of a decoder's pairs.
 template <class Code, int kWords>
 __device__ __forceinline__ void order_pairs(uint32_t (&x)[kWords]) {
   if constexpr (std::is_same<Code, Gf4>::value) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void order_pairs(uint32_t (&x)[kWords]) {
   }
 }
 
-// Whether a decoder can take away zero points of this type: whole numbers of 8 bits, or none.
+// Whether a decoder can subtract zero points of this type: 8-bit integers, or none.
 template <class Code, class Zero, class = void>
 struct TakesZeros : std::false_type {};
 template <class Code, class Zero>
@@ -206,8 +206,8 @@ struct TakesZeros<Code, Zero, void_t<decltype(Decoder<Code>::each)>>
                              std::is_same<Zero, Nothing>::value ||
                                  (Decoder<Code>::takes_zero && std::is_integral<Zero>::value && sizeof(Zero) == 1)> {};
 
-// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many
-// there are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
+// The codes that tensor cores get from a source of weights: a 16-bit type, or a type that is decoded; and how many are
+// in the 16 bytes that a lane reads at a time. void: the source must be resolved.
 template <class W>
 struct Coded {
   using Stored = typename Traits<W>::Code;
@@ -218,19 +218,20 @@ struct Coded {
   static constexpr int pack = Traits<W>::pack;
 };
 
-// The 16-bit type of weights that lie in memory as such, or void.
+// The 16-bit type of weights that are stored as such, or void.
 template <class W>
 using tensor_type = only_16_bit<typename Coded<W>::Code>;
 
-// The same of weights or inputs whose tiles can be copied from there, or void.
+// The same for weights or inputs whose tiles can be copied from memory, or void.
 template <class S>
 using copied_type = std::conditional_t<Traits<S>::rows_in_runs, tensor_type<S>, void>;
 
-// Whether a source's scales come with zero points.
+// Whether a source's scales have zero points.
 template <class W>
 constexpr bool has_zeros = !std::is_same<typename Traits<W>::Zero, Nothing>::value;
 
-// The 16-bit type that operands meet in: that of the weights, or else that of the inputs in memory, or else half.
+// The 16-bit type of both operands in a product: that of the weights, otherwise that of the inputs in memory, otherwise
+// half.
 template <class X, class W>
 struct MeetingType {
   using First = std::conditional_t<std::is_void<tensor_type<W>>::value, typename Traits<X>::Memory, tensor_type<W>>;

@@ -1,4 +1,4 @@
-// Division by what only the host knows, without a divide.
+// Division by a number that the host knows, as a multiplication and a shift.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// n / divisor for n below 2^31.
+// n / divisor for n < 2^31.
 struct FastDivision {
   unsigned divisor, multiplier;
   int shift;
@@ -19,7 +19,7 @@ struct FastDivision {
     multiplier = unsigned(((uint64_t(1) << (31 + shift)) + divisor - 1) / divisor);
     --shift;
   }
-  // Leaves the remainder in n.
+  // Returns the quotient and leaves the remainder in n.
   __device__ __forceinline__ unsigned operator()(unsigned& n) const {
     const unsigned quotient = divisor == 1 ? n : __umulhi(n, multiplier) >> shift;
     n -= quotient * divisor;

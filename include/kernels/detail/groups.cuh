@@ -1,12 +1,14 @@
-// Groups of columns that are quantized with a scale each: the lanes of a group find its largest value before they
-// write.
+// Quantization of groups of columns, each with a computed scale: the lanes of a group find its largest value before
+// they write codes.
 //
 //   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane, or as
 //         | l0 l1 ... l15 | l0 l1 ... l15 |          many as the sink writes at once
 //
-// Where warps hold whole groups, engines whose lanes have packs side by side write them as any other pack, but for an
-// exchange: put_group(). GroupsBody is for all others, each of which gets lanes of its own: what these do not hold is
-// read twice. (An exchange of a part of a warp, as of the lanes of a group at the end of a row, takes five times as
+// If warps hold whole groups, engines whose lanes have adjacent packs write these like any other pack, plus one
+// exchange: put_group(). GroupsBody serves all other cases: each group gets its own lanes, and values that these cannot
+// hold are read twice. (An exchange within a part of a warp, such as the lanes of a group at the end of a row, takes
+// five times as many instructions: H200, CUDA 13.0, 2026-11, 16384 x 16384 halves 333 us, and 305 if whole warps
+// exchange.)
 // many instructions: H200, CUDA 13.0, 2026-11, 16384 x 16384 halves 333 us, and 305 if whole warps exchange.)
 #pragma once
 
@@ -17,15 +19,15 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether put_group() will do: all lanes of a warp have packs of whole groups, whose numbers of lanes are powers of
-// two. For sinks that write such packs.
+// Whether put_group() can be used: all lanes of a warp have packs of whole groups, and a group has a power of two of
+// lanes. For sinks that write such packs.
 inline bool warps_hold_groups(int group, int pack, int64_t cols) {
   const int lanes = group / pack;
   return cols % (32 * pack) == 0 && group % pack == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
 }
 template <class Sink, int kPack>
 constexpr bool writes_packs = kPack >= narrowest_of<SinkEnd<Sink>>();
-// A pack of a group, by all lanes of a warp.
+// Writes a pack of a group. Called by all lanes of a warp.
 template <class Sink, class C, int N>
 __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
   const int lanes = sink.group() / N, log2 = 31 - __clz(sink.group());
@@ -39,7 +41,7 @@ __device__ __forceinline__ void put_group(const Sink& sink, const Pack<C, N>& v,
   if ((threadIdx.x & (lanes - 1)) == 0) sink.write_scale(state, row, col >> log2);
 }
 
-// The way of groups to a sink that quantizes them, for the lanes that share them, from packs of kPack. Index: counts
+// Writes groups to a sink that quantizes them, for the lanes that share a group, in packs of kPack. Index: counts
 // columns.
 template <class Out, int kPack, class Index>
 class GroupSink {
@@ -50,12 +52,12 @@ class GroupSink {
   __device__ __forceinline__ GroupSink(const Out& out, Index cols, int lanes_log2)
       : out_(out), cols_(cols), lanes_(1 << lanes_log2) {}
 
-  // Whether a lane has columns of a group once at most.
+  // Whether the lanes can hold a group: each takes columns of it at most once.
   __device__ __forceinline__ bool holds() const { return size() <= N * lanes_.count(); }
-  // Which of the groups that a block has at a time a thread belongs to.
+  // The group, among those that a block processes at a time, to which a thread belongs.
   __device__ __forceinline__ int group_of(unsigned thread) const { return int(lanes_.group_of(thread)); }
 
-  // The number of a group in its row, its columns, and the lane's first one.
+  // A group: its index in its row, its columns, and the lane's first column.
   struct Place {
     int64_t row;
     Index index, begin, end, col;
@@ -67,7 +69,7 @@ class GroupSink {
     return {row, index, begin, end, begin + lanes_.rank() * N, there};
   }
 
-  // f(col) for all packs of a lane.
+  // Calls f(col) for all packs of a lane.
   template <class F>
   __device__ __forceinline__ void each_pack(const Place& at, const F& f) const {
     KERNELS_ROLLED
@@ -77,8 +79,8 @@ class GroupSink {
     }
   }
 
-  // Writes a group that the lanes hold: value(i) is pack i of a lane that has any. All lanes of a warp take part in
-  // exchanges, also without a group.
+  // Writes a group that the lanes hold: value(i) is pack i of a lane that has packs. All lanes of a warp take part in
+  // the exchanges, even without a group.
   template <class Value>
   __device__ __forceinline__ void write(const Place& at, const Value& value) const {
     const auto& map = sink_map(out_);
@@ -89,7 +91,7 @@ class GroupSink {
     if (at.has()) sink_end(out_).store(v, state.finish(), at.row, at.col);
     write_scale(state, at);
   }
-  // Writes any group: value(col) is read for the first pass over it, again(col) for the second one.
+  // Writes any group: value(col) is read in the first pass, again(col) in the second.
   template <class Value, class Again>
   __device__ __forceinline__ void write_twice(const Place& at, const Value& value, const Again& again) const {
     const auto& map = sink_map(out_);
@@ -132,13 +134,13 @@ class GroupSink {
   Lanes<> lanes_;
 };
 
-// So many lanes share a group of which each takes so many columns at a time.
+// The lanes that share a group, as a power of two, if each takes `columns` columns at a time.
 inline int group_lanes_log2(int columns, int group) {
   int log2 = 0;
   while (log2 < 5 && int64_t(columns) << log2 < group) ++log2;
   return log2;
 }
-// Groups of values as they are read.
+// Quantizes groups of the values that the source gives.
 template <class In, class Out, int kPack>
 struct GroupsBody {
   using Sink = GroupSink<Out, kPack, int64_t>;
@@ -146,7 +148,7 @@ struct GroupsBody {
     decltype(fetch<kPack>(std::declval<const In&>(), kAny, kAny)) packs[Sink::kPacks];
   };
   static constexpr int max_threads = 256, registers = 128;
-  static constexpr int many = sizeof(Fetched) <= 32 ? 2 : 1;  // groups at a time, where the lanes hold them
+  static constexpr int many = sizeof(Fetched) <= 32 ? 2 : 1;  // groups at a time, if the lanes hold them
   struct Params {
     In in;
     Out out;

@@ -1,9 +1,10 @@
-// Each head of a row in the registers of a few lanes: its state, its values, and on to the sink.
+// norm_heads(): each head of a row is held in the registers of a few lanes, reduced to its state, and written to the
+// sink.
 //
 //   token:  | head 0       | head 1       | ...      a power of two of lanes for a head, N columns for each
 //           | l0 l1 .. l15 | l0 l1 .. l15 |
 //
-// The two columns of a rotary pair, half a head apart or neighbours, are read by the same lane and are adjacent in its
+// The two columns of a rotary pair, half a head apart or adjacent, are read by the same lane and are adjacent in its
 // pack.
 #pragma once
 
@@ -28,8 +29,8 @@ struct HeadProblem {
   Count<C> columns;  // of a head
 };
 
-// A lane has packs of N values in the sink's order: those of a pair side by side. In the source they are two runs of N
-// / 2 columns.
+// A lane has packs of N values in the sink's order, with the columns of a pair adjacent. In the source they are two
+// runs of N / 2 columns.
 template <class P, int N>
 struct HeadBody {
   using C = typename P::C;
@@ -37,7 +38,7 @@ struct HeadBody {
   static constexpr int max_threads = 128, registers = sizeof(C) > 4 ? 128 : 64;
   static constexpr int kHalf = N / 2, kPacks = kMaxHeadDim / 32 / N;
   static constexpr bool kSingles =
-      N == 2 && !wants_pairs<typename P::Sink>();  // it may take no more than one column at a time
+      N == 2 && !wants_pairs<typename P::Sink>();  // a sink without pairs may take only one column at a time
   struct Params {
     P problem;
     int lanes_log2;
@@ -49,7 +50,7 @@ struct HeadBody {
     const int64_t all = p.shape.tokens * p.shape.heads, groups = max_threads >> params.lanes_log2;
     KERNELS_ROLLED
     for (int64_t first = int64_t(blockIdx.x) * groups; first < all; first += int64_t(gridDim.x) * groups) {
-      // Lanes without a head take part in the exchanges with the last one, which they do not write.
+      // Lanes without a head take part in the exchanges with the last head, and do not write it.
       const int64_t index = first + lanes.group_of(threadIdx.x);
       one_head(p, lanes, index < all ? index : all - 1, index < all);
     }
@@ -107,7 +108,7 @@ struct HeadBody {
   template <class Sink, class Has, class Column>
   static __device__ __forceinline__ void put_head(const Sink& sink, const Pack<C, N> (&values)[kPacks], int64_t token,
                                                   const Has& has, const Column& column) {
-    KERNELS_ROLLED  // what the sink does is most of the code
+    KERNELS_ROLLED  // the sink is most of the code
     for (int i = 0; i < kPacks; ++i) {
       if (has(i)) put_pack(sink, values[i], token, column(i));
     }
@@ -133,9 +134,9 @@ struct HeadBody {
   }
 };
 
-// Blocks for each multiprocessor, at most: these take one head after the other, as what comes before a thread's first
-// head is a fifth of its instructions. H200, bench_norm_heads, 32/8 heads of 128 columns: 8,192 tokens 122 us, 129 with
-// a block for every eight heads, 117 with twice as many blocks as these; 1,024 tokens 17.5, 18.2 and 18.2.
+// The most blocks for each multiprocessor. They take one head after the other, as the setup before a thread's first
+// head is a fifth of its instructions. H200, bench_norm_heads, 32/8 heads of 128 columns: 8,192 tokens took 122 us, 129
+// with a block for every eight heads, 117 with twice as many blocks; 1,024 tokens 17.5, 18.2 and 18.2.
 constexpr int kHeadBlocks = 32;
 
 template <int N, class P>

@@ -1,5 +1,5 @@
-// Weights of 8 and 4 bits as an operand of gemm.cuh's tiles where there is no wgmma: their codes are copied to shared
-// memory as they lie, and a lane decodes what it multiplies.
+// Weights of 8 and 4 bits as an operand of gemm.cuh's tiles without wgmma: cp.async copies the codes to shared memory,
+// and each lane decodes the codes that it multiplies.
 #pragma once
 
 #include "codes.cuh"
@@ -7,10 +7,10 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What a thread does for a tile of kRows rows of weights, a step of 64 columns at a time: the way of their codes and
-// scales to a stage, as TileOperand has it. There 16-byte chunk i of a row is at i ^ row / 2 % 2 * 2 (8 bits) or at
-// i ^ row / 4 % 2 (4 bits), so that the lanes of a warp read from all banks; behind the codes are 16 bytes of scales
-// for each row, and as many of zero points. which(i, f) is as in TileOperand.
+// One thread's share of a tile of kRows rows of weights, in steps of 64 columns: copies codes and scales to a stage,
+// like TileOperand. In a stage 16-byte chunk i of a row is at i ^ row / 2 % 2 * 2 (8 bits) or at i ^ row / 4 % 2 (4
+// bits), so that the lanes of a warp read from all banks. Behind the codes are 16 bytes of scales for each row, and as
+// many of zero points. which(i, f) is as in TileOperand.
 template <class T, class Source, int kRows, int kThreads>
 class CodedOperand {
  public:
@@ -66,12 +66,12 @@ class CodedOperand {
     if constexpr (scaled) copy_groups_of(stage, col_ + ahead, true);
   }
 
-  // What a lane multiplies of a step: of rows row + 8j of the tile, 8 columns of each half.
+  // The weights of a lane in a step: of rows row + 8j of the tile, 8 columns of each half.
   template <bool kByGroup>
   class Lane {
    public:
     __device__ __forceinline__ Lane(int row, int group_log2) : row_(row), group_log2_(lesser(group_log2, 30)) {}
-    // Half of a step that begins with column `col`.
+    // Begins half of a step; the step begins at column `col`.
     __device__ __forceinline__ void begin(const unsigned char* stage, int col, int half) {
       const int t = threadIdx.x % 4, byte = (half * 4 + t) * kLaneBytes<kPack>;
       codes_ = stage + row_ * kRowBytes + swizzled(row_, byte / 16) * 16 + byte % 16;

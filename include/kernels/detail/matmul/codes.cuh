@@ -1,4 +1,5 @@
-// Weights of 8 and 4 bits as they lie in memory, for kernels that copy their codes and scales to shared memory as such.
+// Weights of 8 and 4 bits as they are in memory, for kernels that copy codes and scales to shared memory without
+// decoding.
 #pragma once
 
 #include "../dequantize.cuh"
@@ -6,7 +7,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Where a row's codes lie, and its scales and zero points, from that of its first column on.
+// The addresses of a row's codes, scales and zero points, from its first column on.
 template <class S, class Z>
 struct CodedRow {
   const unsigned char* codes;
@@ -35,8 +36,8 @@ KERNELS_HD auto coded_row(const Stacked<S, kParts>& source, int64_t row) {
   return source.visit(row, [&](const S& part, int64_t begin) { return coded_row(part, row - begin); });
 }
 
-// How many columns share a scale, as a power of two: kOneForAll for whole rows, 0 where there is none, -1 where stages
-// cannot have it. All matrices of a product have the same.
+// The number of columns that share a scale, as a power of two: kOneForAll for whole rows, 0 without scales, -1 if
+// stages cannot hold them. It must be the same for all matrices of a product.
 template <class W>
 int group_log2_of(const W& w, int64_t cols) {
   if constexpr (is_stacked<W>::value) {
@@ -62,7 +63,7 @@ int group_log2_of(const W& w, int64_t cols) {
   }
 }
 
-// Whether coded_row() knows a source, and whether its rows have one distance.
+// Whether coded_row() supports a source, and whether its rows have a constant stride.
 template <class S>
 struct CodesInMemory : std::false_type {
   static constexpr bool in_rows = false;
@@ -97,7 +98,7 @@ struct CodedTypes {
   static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
 };
 
-// Whether each row's scales begin with a word of 32 bits, and its zero points, too. A scale for a whole row may be
+// Whether each row's scales begin at a 32-bit word, and its zero points, too. A single scale for a whole row may be
 // anywhere.
 template <class W>
 bool scales_in_words(const W& w, int group_log2) {
@@ -118,15 +119,14 @@ bool scales_in_words(const W& w, int group_log2) {
   }
 }
 
-// The bytes of a chunk of 16 that has so many codes, kPack at most.
+// The bytes of a 16-byte chunk that has `codes` codes, at most kPack.
 template <int kPack>
 __device__ __forceinline__ int bytes_there(int codes) {
   return codes <= 0 ? 0 : lesser(16, (codes * 16 + kPack - 1) / kPack);
 }
 
-// Copies the scales (or zero points) of a row's groups in kCols columns, from `col` on: the words of 32 bits in which
-// they lie, so that the first one is as far from `to` as it was from such a word. Of these no more than is there; the
-// rest are zeros.
+// Copies the scales (or zero points) of a row's groups in kCols columns from `col` on, as whole 32-bit words: the first
+// one keeps its distance from a word boundary. Words beyond the row become zeros.
 template <int kCols, class Of>
 __device__ __forceinline__ void copy_groups(uint32_t to, const Of* row, int col, int cols, int group_log2) {
   const int first = col >> group_log2, groups = greater(1, kCols >> group_log2), all = (cols - 1 >> group_log2) + 1;
@@ -158,15 +158,15 @@ __device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
   }
 }
 
-// A row's scales of kCols columns, or its zero points, where each row has them from a word on: so many bytes.
+// The bytes of a row's scales (or zero points) in kCols columns, if each row's begin at a word.
 template <int kCols, class Of>
 KERNELS_HD int bytes_of_groups(int group_log2) {
   return greater((kCols >> lesser(group_log2, 30)) * int(sizeof(Of)), 4);
 }
-// Copies those of one row to shared memory, kCols columns at a time, with the words that they lie in, as many of these
-// at a time as lie together. Those of groups that are not there become zeros. The row begins at a word, and what is
-// copied goes to a multiple of its bytes, or of 16. kByL1: where the L1 is large enough to keep the rest of a sector of
-// 32 bytes until the next step.
+// Copies the scales (or zero points) of one row to shared memory, kCols columns at a time, as whole words, several of
+// them in one access if alignment allows. Groups beyond the row become zeros. The row begins at a word; the destination
+// is aligned to the copied bytes, or to 16. kByL1: for an L1 that is large enough to keep the rest of a 32-byte sector
+// until the next step.
 template <int kCols, class Of, bool kByL1>
 class GroupCopy {
  public:
@@ -189,7 +189,7 @@ class GroupCopy {
       arch::copy_async_if<8>(to + i, from + i, wanted && width_ == 8, past_end);
       arch::copy_async_if<4>(to + i, from + i, wanted && width_ == 4, past_end);
     };
-    // Mostly this is all, and has no branch.
+    // Usually this is all, and has no branch.
     copy(0);
     if (width_ == bytes_) return;
 #pragma unroll 1
@@ -201,10 +201,10 @@ class GroupCopy {
 
  private:
   const unsigned char* row_;
-  // bytes_: of kCols columns; all_: of the row; width_: copied at a time, 0 where a row's last word is not all there.
+  // bytes_: of kCols columns; all_: of the row; width_: copied at a time, 0 if the row's last word is partial
   int log2_, all_, bytes_, width_;
 };
-// Where in these bytes that of a group is. first: the group of the first column.
+// The place of a group's entry in these bytes. first: the group of the first column.
 template <class Of>
 __device__ __forceinline__ int place_of_group(int first, int group) {
   return (first * int(sizeof(Of)) & 3) + (group - first) * int(sizeof(Of));
@@ -213,8 +213,7 @@ __device__ __forceinline__ int place_of_group(int first, int group) {
 // The bytes of eight codes.
 template <int kPack>
 constexpr int kLaneBytes = 128 / kPack;
-// The four pairs of T that eight codes make, in the order of their decoder. zero: their zero point as a float, or
-// Nothing.
+// The four pairs of T of eight codes, in the order of their decoder. zero: the zero point as a float, or Nothing.
 template <class T, class Code, int kWords, class Zero>
 __device__ __forceinline__ void decode_eight(uint32_t (&weights)[4], const uint32_t (&words)[kWords],
                                              const Zero& zero) {
@@ -227,13 +226,13 @@ __device__ __forceinline__ void decode_eight(uint32_t (&weights)[4], const uint3
     memcpy(weights, halves, sizeof(weights));
   }
 }
-// Times their scale, in 16 bits.
+// Multiplies them by their scale, in 16 bits.
 template <class T>
 __device__ __forceinline__ void scale_eight(uint32_t (&weights)[4], uint32_t factor) {
   KERNELS_UNROLL
   for (int i = 0; i < 4; ++i) weights[i] = arch::fma_pair<T>(weights[i], factor, 0x80008000u);
 }
-// The zero point at an address, as a decoder takes it.
+// The zero point at an address, in the form that a decoder takes.
 template <class Zero>
 __device__ __forceinline__ auto zero_at(const unsigned char* at) {
   if constexpr (std::is_same<Zero, Nothing>::value) return Nothing();

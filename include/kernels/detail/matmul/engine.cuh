@@ -1,4 +1,4 @@
-// What matmul() does on the host: which kernel takes the call, with which tile, grid and cluster, and its launch.
+// The host side of matmul(): chooses the kernel, tile, grid and cluster for a call, and launches it.
 #pragma once
 
 #include "../../core/matmul_plan.h"
@@ -14,7 +14,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// kOnly: the one path that is compiled, or automatic for all.
+// kOnly: the only path that is compiled, or automatic for all.
 template <class P, Path kOnly>
 class ProductEngine {
  public:
@@ -24,16 +24,16 @@ class ProductEngine {
   using Gate = FirstWeights<P>;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>(), chunk_x = pack_within<X, 8>;
   static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
-  // Whether tensor cores may take over: nothing that they would round but the inputs.
+  // Whether tensor cores may be used: they would round nothing but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
-  // Whether tiles are copied as they lie in memory, whatever K is.
+  // Whether tiles are copied as they are in memory, whatever K is.
   static constexpr bool copied = is_16_bit<copied_type<W>> && std::is_same<copied_type<X>, copied_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
-  // The type that tensor cores take, and whether operands are copied to them as they lie in memory if their alignment
-  // allows that.
+  // The operand type of the tensor cores; and below, whether each operand is copied without conversion if its alignment
+  // allows.
   using T = meeting_type<X, W>;
-  // That of operands that are multiplied as they are, in 8 bits, or void.
+  // The type of operands that are multiplied as 8-bit codes, or void.
   using InEight = in_eight_type<X, W>;
   static constexpr bool x_copied = std::is_same<copied_type<X>, T>::value,
                         w_copied = std::is_same<copied_type<W>, T>::value;
@@ -41,10 +41,10 @@ class ProductEngine {
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy)
       : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
     if (is_gathered<X>::value)
-      policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are read first
+      policy_.weights_ready = false;  // rows' order, which the kernel ahead may write, is read first
   }
 
-  // What the policy leaves open.
+  // Fills in what the policy leaves open.
   Status plan(MatmulPlan& plan) const {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
@@ -63,7 +63,7 @@ class ProductEngine {
     const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x;
     plan.weight_pack = plan.path == Path::gemv ? gemv_pack() : in_packs ? most : 1;
     plan.input_pack = plan.path == Path::gemv ? lesser(gemv_pack(), wide_x) : in_packs ? most_x : 1;
-    // Codes that are multiplied as they are go no faster way, whatever the others need.
+    // Products of 8-bit codes have no faster alternative, so the alignment of other kernels does not matter.
     if (!plan.in_eight) plan.why_not = why_not(plan.path, plan.weights_copied, most, most_x, whole);
     return {};
   }
@@ -85,7 +85,7 @@ class ProductEngine {
     return unsupported("matmul: no such path");
   }
 
-  // How many bytes of workspace hold the operands that it pays to round once.
+  // The bytes of workspace for the operands that are worth rounding once.
   size_t workspace_bytes() const {
     Path path = policy_.path;
     if (!choose_path(path)) return 0;
@@ -129,7 +129,8 @@ class ProductEngine {
     return "";
   }
 
-  // ---- operands that are rounded once, in the workspace: inputs first, and weights behind them ----------------------
+  // ---- operands that a kernel ahead rounds once, in the workspace: inputs first, then weights
+  // ------------------------
 
   struct Rounds {
     bool inputs, weights;
@@ -138,7 +139,7 @@ class ProductEngine {
   static constexpr bool can_round = narrow_weights && (compiled(Path::gemm) || compiled(Path::skinny)),
                         rounds_weights = can_round && compiled(Path::gemm) && !w_copied;
   Rounds gains(Path path) const {
-    // Rows of weights in one go multiply what rounding leaves of inputs, too.
+    // Kernels that read rows of weights in one go also multiply the rounding errors of inputs, so they do not use this.
     const bool tiles = path == Path::gemm || (path == Path::skinny && few_fits());
     if (!can_round || p_.k == 0 || !tiles || (path == Path::gemm && in_eight())) return {false, false};
     const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
@@ -148,7 +149,7 @@ class ProductEngine {
     const bool inputs = many && (!x_copied || (pack_x_ < 8 && (pack_w_ >= 8 || weights)));
     return {inputs && (has_skinny || weights), weights};
   }
-  // From how many tokens on it pays.
+  // From this number of tokens on, decoding the weights once pays.
   int64_t decoded_once() const {
     if constexpr (codes && CodesInMemory<Gate>::value) {
       using Code = typename Coded<W>::Code;
@@ -160,7 +161,7 @@ class ProductEngine {
     }
     return tuning::kMappedOnce;
   }
-  // If all of them are there.
+  // The rows of inputs if every group is full.
   int64_t input_rows() const { return p_.groups.offsets == nullptr ? p_.groups.count * p_.m : p_.m; }
   size_t input_bytes(const Rounds& rounds) const { return rounds.inputs ? row_bytes() * size_t(input_rows()) : 0; }
   size_t weight_bytes(const Rounds& rounds) const {
@@ -168,7 +169,7 @@ class ProductEngine {
   }
   size_t row_bytes() const { return sizeof(T) * size_t(rounded_ld(p_.k)); }
 
-  // What a call rounds: as much as the workspace holds.
+  // What a call rounds ahead: as much as the workspace holds.
   Status find_rounds(Path path, Rounds& rounds) const {
     rounds = gains(path);
     const Workspace& workspace = ex_.workspace();
@@ -176,7 +177,7 @@ class ProductEngine {
     if (workspace.bytes > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
       return invalid("matmul: the workspace does not begin at a multiple of 16 bytes");
     const bool inputs_fit = workspace.bytes >= input_bytes(rounds);
-    // Or a row's bits would depend on its batch.
+    // Otherwise a row's bits would depend on its batch.
     if (policy_.batch_invariant && workspace.bytes > 0 && !inputs_fit)
       return invalid("matmul: with batch_invariant a workspace has matmul_workspace_bytes(), or there is none");
     rounds.weights &= inputs_fit && workspace.bytes >= input_bytes(rounds) + weight_bytes(rounds);
@@ -199,14 +200,14 @@ class ProductEngine {
     }
     return {};
   }
-  // f(the engine of the same product, whose operands are in the workspace).
+  // Calls f(engine of the same product with its operands in the workspace).
   template <class F>
   Status with_rounded(const Rounds& rounds, const F& f) const {
     if constexpr (can_round) {
       const auto rows = [&](const T* p) { return kernels::load(p, rounded_ld(p_.k)); };
       const auto with_inputs = [&](const auto& x) {
         if constexpr (rounds_weights) {
-          // Codes are decoded once for so many tokens that these come in tiles.
+          // So many tokens that decoding once pays use tiles.
           constexpr Path path = has_skinny ? Path::gemm : kOnly;
           const auto w = rows(rounded_weights(rounds, 0));
           if constexpr (P::matrices == 2) {
@@ -226,9 +227,9 @@ class ProductEngine {
   template <Path kPath, class X2, class W2, class F>
   Status with_operands(const X2& x, const W2& w, const F& f) const {
     using Problem = ProductProblem<X2, W2, typename P::Out>;
-    // A kernel that rounds inputs lets the product begin when what is ahead of itself has ended: then weights are
-    // there. With constant_weights() it does so at once, and the caller has to say that they are. Those that it makes
-    // itself are not.
+    // A kernel that rounds inputs lets the product start when its own predecessor has ended: then the weights are
+    // ready. With constant_weights() it lets it start at once, and the caller must have declared the weights ready.
+    // Weights that the kernel decodes itself are not ready.
     Exec behind = ex_;
     behind.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
     MatmulPolicy policy = policy_;
@@ -265,14 +266,14 @@ class ProductEngine {
     return {};
   }
 
-  // Up to how many tokens CUDA cores are faster than tiles: two where operands of 16 bits cannot be copied as they lie
-  // in memory (4096 x 4096: 35 us, in halves of packs 18.5, and in tiles some 65).
+  // Up to this number of tokens CUDA cores are faster than tiles: two if 16-bit operands are not aligned for copies
+  // (4096 x 4096: 35 us, in halves of packs 18.5, in tiles about 65).
   int most_gemv_tokens() const {
     if (!has_skinny) return tuning::kGemvTokens;
     return w_copied && (pack_w_ < 8 || pack_x_ < chunk_x) ? tuning::kSkinnyTokens : 1;
   }
 
-  // With floats that tensor cores would round. Their tiles are few where there are not many tokens and outputs.
+  // For floats, which tensor cores would round. With few tokens and outputs there are few tiles.
   bool gemv_beats_tiles() const {
     if constexpr (!narrow_weights && sizeof(C) == 4) {
       const double waves = lesser(waves_of_simt<128>(), waves_of_simt<64>()), sums = double(p_.m) * double(p_.n);
@@ -281,7 +282,7 @@ class ProductEngine {
     return false;
   }
 
-  // Weights that have to be decoded go through tensor cores from the first token on.
+  // Weights that have to be decoded use tensor cores from the first token on.
   static constexpr int first_skinny = codes ? 1 : 2;
 
   bool skinny_fits() const {
@@ -292,14 +293,14 @@ class ProductEngine {
     return false;
   }
 
-  // Weights that stream through shared memory.
+  // Whether weights can stream through shared memory.
   static constexpr bool streams() {
     if constexpr (!has_skinny || chunk_x < 2) return false;
     else if constexpr (codes) return FewBody<P, 1>::Weights::possible;
     else return is_16_bit<copied_type<W>>;
   }
   static constexpr bool has_few = streams();
-  // Tokens with which tensor cores rather take each row of weights in one go: wider inputs keep all their digits there.
+  // Up to this number of tokens, each row of weights is read in one go instead, which keeps all digits of wider inputs.
   int most_in_one_go() const { return codes && chunk_x >= 8 && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
   bool few_fits() const {
     if constexpr (has_few) {
@@ -316,7 +317,7 @@ class ProductEngine {
     return false;
   }
 
-  // Whether that is faster than tiles.
+  // Whether streaming is faster than tiles.
   bool few_pays() const {
     if (!few_fits()) return false;
     if constexpr (has_few && narrow_weights && compiled(Path::gemm)) {
@@ -331,8 +332,8 @@ class ProductEngine {
     return p_.m <= kFewTokens;
   }
 
-  // How many weights of a row a lane reads at a time: packs, of 16 bits halves of packs (a file that is copied to the
-  // device as a whole has its matrices at multiples of 8 bytes), or one.
+  // The weights that a lane reads at a time: a pack; with 16 bits half a pack (matrices of a file that is copied to the
+  // device as a whole are aligned to 8 bytes); or one.
   static constexpr int half_wide = w_copied && wide == 8 ? 4 : 1;
   int gemv_pack() const {
     const auto fits = [&](int n) { return pack_w_ >= n && pack_x_ >= lesser(n, wide_x) && p_.k % n == 0; };
@@ -374,7 +375,7 @@ class ProductEngine {
           return start_skinny<GemvBody<P, FineDots<P, 2>, 1>>(tuning::kFineThreads);
         }
       }
-      // Codes mostly stream to more than one token.
+      // With more than one token, codes usually stream instead.
       return start_skinny<GemvBody<P, TensorDots<P, tuning::kSkinnyRows / P::matrices, (codes ? 1 : 2)>, 1>>(
           codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
     }
@@ -385,8 +386,8 @@ class ProductEngine {
       return has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>());
     return false;
   }
-  // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about
-  // room for all blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a
+  // For rows of few bytes: a warp takes a quarter of a row, so its fixed costs count for less. But if nearly all blocks
+  // fit at the same time, they are made to fit (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a
   // second wave 17.5).
   template <class Body>
   Status start_skinny(int most) const {
@@ -410,12 +411,12 @@ class ProductEngine {
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
     const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
     typename Few::Params params{p_, 0, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
-    const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // compared to weights, which are smaller
+    const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // weights have fewer bytes
     Launch how;
     int64_t blocks = 0;
     double best = HUGE_VAL;
-    // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then
-    // pairs of blocks may share K.
+    // Rows for each block such that all multiprocessors are busy: one block each, if those can hold all rows. Then
+    // pairs of blocks can share K.
     const bool can_be_alone = (outputs + Few::kRows - 1) / Few::kRows * token_tiles <= sms;
     const int most = ex_.device().shared_per_block - tuning::kSharedBesides, fewest = Few::coded ? 2 : 3;
     const auto bytes = [&](int splits, int groups, int stages) {
@@ -433,8 +434,8 @@ class ProductEngine {
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
     }
-    // Long queues for blocks that are alone, and more groups of warps. No more blocks share a multiprocessor, those of
-    // the kernel behind included: they would gather on some of them.
+    // Deep rings for blocks that are alone, and more groups of warps. They leave no room for other blocks on the
+    // multiprocessor, including those of the next kernel, which would gather on some multiprocessors.
     const bool alone = blocks <= sms;
     const int per_sm = alone ? 1 : 2;
     const auto fit = [&](int groups, int stages) {
@@ -464,14 +465,14 @@ class ProductEngine {
     how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
     return launch<Few>(ex_, how, params);
   }
-  // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as
-  // take in a row of weights in as few goes as possible.
+  // Grid: outputs along x, tokens along y. A block has the fewest threads, `most` at most, that take a row of weights
+  // in the least number of rounds.
   template <class Body>
   Status start_gemv(int most) const {
     const int64_t steps = (p_.k + Body::step - 1) / Body::step, units = (steps + Body::under_way - 1) / Body::under_way;
     const int64_t warps = most / 32, goes = (units + warps - 1) / warps;
     const int64_t token_tiles = (p_.m + Body::M - 1) / Body::M;
-    const int64_t layers = (token_tiles + 65534) / 65535;  // as many as a grid has along y
+    const int64_t layers = (token_tiles + 65534) / 65535;  // a grid has at most 65535 blocks along y
     if (layers > 65535) return unsupported("matmul: M is too large for this path");
     Launch how;
     how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
@@ -480,13 +481,13 @@ class ProductEngine {
     return launch<Body>(ex_, how, {p_, policy_.weights_ready});
   }
 
-  // With a plan: what would be done.
+  // With a plan: only fills it in.
   Status run_gemm(MatmulPlan* plan = nullptr) const {
     if constexpr (narrow_weights) {
       using Single = GemmBody<P, T, 1, 128>;
       using Narrow = GemmBody<P, T, 8, 128>;
       using Wide = GemmBody<P, T, 8, 256>;
-      int image = 0;  // that of all of them: they are compiled together
+      int image = 0;  // the architecture of all of them: they are compiled together
       KERNELS_TRY(image_architecture<Single>(ex_, image));
       if constexpr (can_be_in_eight()) {
         bool taken = false;
@@ -528,8 +529,8 @@ class ProductEngine {
     else
       return BoxedGemmBody<P, InEight, 128>::possible;
   }
-  // Whether codes of inputs and weights are multiplied as they are: by wgmma, from rows at multiples of 16 bytes, with
-  // scales for whole steps or rows.
+  // Whether codes of inputs and weights are multiplied as they are: by wgmma, with rows at multiples of 16 bytes, and
+  // with scales for whole steps or rows.
   bool in_eight() const {
     if constexpr (can_be_in_eight()) {
       bool has = false;
@@ -549,8 +550,8 @@ class ProductEngine {
   int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * output_tiles<Body>(); }
   template <class Body>
   int64_t output_tiles() const { return (p_.n + Body::kOutputs - 1) / Body::kOutputs; }
-  // How many of them have tokens. Of groups whose sizes only the device knows: between what it is if all are of one
-  // size, and if the last tile of each is half full.
+  // The number of tiles that have tokens. If only the device knows the sizes of groups, an estimate: the mean of the
+  // number with equal groups, and of that with half-full last tiles.
   template <class Body>
   int64_t tiles_with_tokens(int tokens) const {
     if (p_.groups.offsets == nullptr) return tiles<Body>(tokens);
@@ -558,8 +559,8 @@ class ProductEngine {
                   equal = groups * ((each + tokens - 1) / tokens), unequal = p_.m / tokens + groups / 2;
     return greater(groups, (equal + unequal) / 2) * output_tiles<Body>();
   }
-  // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters
-  // blocks share K, if it is long enough. No tokens: there is no such tile.
+  // The tile that the policy asks for, or the one with the least cost: waves of blocks times the time of each. In a
+  // cluster blocks share K, if it is long enough. tokens == 0: there is no such tile.
   struct Choice {
     int tokens, cluster;
     double cost;
@@ -592,8 +593,8 @@ class ProductEngine {
     }
     return best;
   }
-  // How many blocks run at the same time in clusters, if each has a multiprocessor to itself; 0: such clusters do not
-  // run. The other tiles' costs were measured without asking the device.
+  // The blocks that run at the same time in clusters of this size, one on each multiprocessor; 0: such clusters do not
+  // run. Costs of the other tiles were measured without this query.
   template <class Body>
   int64_t in_clusters_at_a_time(int cluster) const {
     const int64_t sms = ex_.device().sm_count;
@@ -601,7 +602,7 @@ class ProductEngine {
     if constexpr (Body::boxed) {
       Launch how;
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
-      // What the stages of one tile take; those of the others take about as much.
+      // The stages of one tile; those of the others take about as much.
       how.shared = size_t(gemm_stages(90, 128, 128, false) * gemm_stage_bytes(128, 128) + kGemmAligned);
       int64_t clusters = 0;
       if (resident_clusters<Body>(ex_, how, clusters).ok())
@@ -638,13 +639,14 @@ class ProductEngine {
     return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
                                  weight_bytes, copied_bytes, ex_.device().memory_gbs);
   }
-  // Whether sums of steps have factors, and whether threads add them up, where the tensor cores do not add up all of K.
+  // Whether sums of steps have factors; below, whether threads add up these sums because tensor cores do not sum over
+  // all of K.
   bool has_factors() const { return scaled_by_steps(p_.x, p_.k) || scaled_by_steps(p_.template weights<0>(), p_.k); }
   template <class T>
   bool adds_steps() const {
     return sizeof(T) == 1 && (has_factors() || (std::is_same<T, float8_e4m3>::value && !policy_.fast_sums));
   }
-  // Where the TMA unit can copy weights.
+  // For weights that TMA can copy.
   template <class T>
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
@@ -653,16 +655,15 @@ class ProductEngine {
     Choice best = cheapest<Narrow>(image);
     auto start = &ProductEngine::template start_boxed<Narrow>;
     consider<BoxedGemmBody<P, T, 64>>(image, best, start), consider<BoxedGemmBody<P, T, 256>>(image, best, start);
-    // Where threads add up sums of steps, a group that is alone at its tile would not multiply meanwhile.
+    // If threads add up sums of steps, a group that is alone at its tile would leave the tensor cores idle meanwhile.
     if (!adds_steps<T>() && (kHandsOverSoon || policy_.tiles_at_once > 1))
       consider<BoxedGemmBody<P, T, 128, true>>(image, best, start);
     return (this->*start)(best, image, plan, taken);
   }
-  // Whether one of two groups that take turns at tiles has handed over its sums when the other one has multiplied: it
-  // has few registers for what the sink reads, and for pairs. H200 (CUDA 13.0, 2026-11, by a program that was not
-  // kept), half, 512, 1,024 and 2,048 tokens: x += ... of 4096 x 14336 85, 176 and 378 us, with turns 95, 191 and 385,
-  // of 4096 x 4096 31, 60 and 126, and 41, 68 and 131; but gates of 14336 x 4096 195, 374 and 785, and 175, 352 and
-  // 742.
+  // Whether in ping-pong one group can hand over its sums while the other one multiplies: it has few registers for what
+  // the sink reads, and for pairs. H200 (CUDA 13.0, 2026-11), half, 512, 1,024 and 2,048 tokens, microseconds without
+  // and with turns: x += ... of 4096 x 14336 85, 176, 378 and 95, 191, 385; of 4096 x 4096 31, 60, 126 and 41, 68, 131;
+  // but gates of 14336 x 4096 195, 374, 785 and 175, 352, 742.
   static constexpr bool kHandsOverSoon = outputs_per_store<P> == 1 && !Traits<typename P::Map>::reads_matrix;
   template <class Body, class Start>
   void consider(int image, Choice& best, Start& start) const {
@@ -674,20 +675,20 @@ class ProductEngine {
   template <class Body>
   Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
-    if constexpr (Body::in_eight) {  // or they are decoded
+    if constexpr (Body::in_eight) {  // otherwise they are decoded
       taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
       if (plan != nullptr) plan->in_eight = taken;
       return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
     }
     if (choice.tokens == 0 || Body::make_maps(ex_, p_, choice.tokens, maps))
       return start_gemm<Body>(choice, plan, 0, maps);
-    // There is other code for what is stacked, of which not all can be mapped. For matrices it would be too much: all
-    // but rows of distance 0, and more than 2^31, can.
+    // Stacked weights, of which some cannot be mapped, have other code without TMA. For single matrices that would be
+    // too much code: only rows with stride 0 or more than 2^31 rows cannot be mapped.
     using Unmapped = GemmBody<P, T, 1, 128>;
     taken = weights_in_rows<P, T>;
     return taken ? start_gemm<Unmapped>(cheapest<Unmapped>(image), plan) : Status{};
   }
-  // Of weights in panels; -1 where their codes and scales do not lie in memory as these take them.
+  // For weights in panels; -1 if their codes and scales are not in memory as panels require.
   int group_log2() const {
     const int log2 = group_log2_of(p_.template weights<0>(), p_.k);
     return log2 == group_log2_of(p_.template weights<P::matrices - 1>(), p_.k) ? log2 : -1;
@@ -701,7 +702,7 @@ class ProductEngine {
     using Body = CodedGemmBody<P, T, 128>;
     using WideBody = CodedGemmBody<P, T, 256>;
     const Choice narrow = cheapest<Body>(image), wide = cheapest<WideBody>(image);
-    // Both add up in another order.
+    // The two tiles add up in different orders.
     if (policy_.batch_invariant && narrow.tokens == 0)
       return unsupported("matmul: batch_invariant goes with tiles of 32 or 64 tokens x 128 of these weights");
     if (!policy_.batch_invariant && wide.cost < narrow.cost) return start_coded<WideBody>(wide, plan, log2, taken);
@@ -732,7 +733,7 @@ class ProductEngine {
     return p_.k > 0 && p_.k % Coded<W>::pack == 0 && log2 >= 0 && scales_in_words(p_.template weights<0>(), log2) &&
            scales_in_words(p_.template weights<P::matrices - 1>(), log2);
   }
-  // more: what the body's parameters have besides, the maps of its operands for example.
+  // more: further parameters of the body, such as the tensor maps of its operands.
   template <class Body, class... More>
   Status start_gemm(const Choice& choice, MatmulPlan* plan, int group_log2 = 0, const More&... more) const {
     if (choice.tokens == 0)
@@ -775,7 +776,7 @@ class ProductEngine {
     }
     return start_simt_tiles<SimtGemmBody<P, kWidth, 64>>();
   }
-  // What tiles take, in waves of those of 128 x 128.
+  // The time of tiles, in waves of those of 128 x 128.
   template <int kTile>
   double waves_of_simt() const {
     const int64_t sms = ex_.device().sm_count, blocks = tiles<SimtGemmBody<P, 1, kTile>>(kTile);
@@ -811,7 +812,7 @@ Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, cons
     bool empty = false;
     KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
     if (empty) return {};
-    const auto inputs = cached(x);  // by every block
+    const auto inputs = cached(x);  // every block reads them
     using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
     const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
     return f(ProductEngine<Problem, kOnly>(ex, problem, policy));

@@ -1,20 +1,21 @@
-// Products with few tokens on tensor cores, for sm_80 and up: weights stream through shared memory.
+// Products with few tokens on tensor cores, for sm_80 and later: weights stream through shared memory.
 //
 //   a block:   up to 64 rows of weights x up to 32 tokens, K in steps
 //   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of warps, each with a share of the steps
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   2, 3, 4 or 6 stages of: weights 64 x step | inputs 32 x step
-//   a step:    of 16 bits, 256 bytes of a row of weights: | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
-//              of codes, 128 bytes of a row, so that they are decoded once: warp 0: 32 rows / warp 1: 32 rows
+//   a step:    16 bits: 256 bytes of a row of weights: | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
+//              codes: 128 bytes of a row, each decoded by one warp only: warp 0: 32 rows / warp 1: 32 rows
 //   mma:       tokens are the 16 rows, weights the 8 columns; with codes the other way around
 //
-// 128 or 256 bytes of a row of weights come at a time, as DRAM is faster with long runs. A fragment's k may be in any
-// order that both operands share, so that the 16 bytes which a lane reads are operands of two mma. Sums of warps and
-// groups are added in their order, and where two blocks of a cluster share K, in that of their ranks.
+// A step loads 128 or 256 contiguous bytes of each row, as DRAM is faster with long runs. The k of a fragment may be in
+// any order that both operands share, so the 16 bytes that a lane reads are operands of two mma. Sums of warps and
+// groups are added in their order, and if two blocks of a cluster share K (split-K), in the order of their ranks.
 //
-// All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
-// lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
-// One warp on each scheduler waits, reads and multiplies in turn and leaves memory idle, whatever lies in the ring:
+// All blocks run at the same time and read the same inputs. Each begins at a different step, so that they do not
+// request the same lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0
+// instead of 31.0). With one warp on each scheduler, waiting, reading and multiplying alternate and leave memory idle,
+// however deep the ring: tuning/matmul.h says what a second group gains (kStepsOfGroups).
 // tuning/matmul.h says what a second group gains (kStepsOfGroups).
 #pragma once
 
@@ -38,8 +39,8 @@ struct FewBody {
   using Weights = FewWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
   using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kInputCols>;
   static constexpr int kRuns = Weights::kRuns, kInputs = kStep / kInputCols;
-  // Inputs that are not copied wait in registers, if there is room (14336 x 4096, half, 32 tokens of float: 35.5 us,
-  // with 168 registers 75; int4, normalized 60.6, if they wait 147).
+  // Inputs that are not copied by cp.async wait in registers, if there is room (14336 x 4096, half, 32 tokens of float:
+  // 35.5 us, with 168 registers 75; int4, normalized 60.6, waiting in registers 147).
   static constexpr int max_threads = kMostGroups * kThreads,
                        registers = !Inputs::copied ? 255 : !coded ? 168 : kTiles < 4 ? 128 : 168;
   static constexpr bool kInputsWait = kInputs * sizeof(typename Inputs::Waiting) <= 512;
@@ -47,12 +48,12 @@ struct FewBody {
 
   struct Params {
     P problem;
-    int rows;            // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
-    int steps, longer;   // of K, that a group has: the first `longer` groups have one more
+    int rows;            // rows of weights in a block, including those of a gate: a multiple of 8 for each matrix
+    int steps, longer;   // steps of a group; the first `longer` groups have one more
     int stages;          // 2, 3, 4 or 6, for each group
     bool wide_out;       // whether the sink takes packs of kWide
-    bool weights_ready;  // before the kernel ahead has ended
-    int group_log2;      // of codes, as group_log2_of() says
+    bool weights_ready;  // weights may be read before the kernel ahead has ended
+    int group_log2;      // of codes: see group_log2_of()
   };
   static KERNELS_HD int input_bytes(int64_t tokens) {
     return Inputs::copied && !coded && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes;
@@ -60,7 +61,8 @@ struct FewBody {
   static KERNELS_HD int stage_bytes(int64_t tokens, int group_log2) {
     return Weights::bytes(group_log2) + kInputs * input_bytes(tokens);
   }
-  // Shared memory: what the other block of a pair leaves here, and behind it the groups' rings, or the warps' sums.
+  // Shared memory: the sums received from the other block of a pair, then the groups' rings, which the warps' sums
+  // replace.
   static KERNELS_HD int received_bytes(unsigned splits) { return splits > 1 ? kTokens * kRows / 2 * 4 : 0; }
   static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stages, int64_t tokens, int group_log2) {
     return received_bytes(splits) +
@@ -133,10 +135,10 @@ struct FewBody {
   static constexpr int kPitch = kRows + 8;              // floats between the sums of two tokens in shared memory
   static constexpr int kSums = kTokens * kPitch;         // floats of a warp, or a group
 
-  // Steps [first, end) of K, a group's share, taken from `begin` on and around.
+  // Steps [first, end) of K, a group's share, in cyclic order from `begin` on.
   struct Steps {
     int first, end, count, begin;
-    bool fewer;  // than other groups
+    bool fewer;  // fewer than other groups
     __device__ __forceinline__ Steps(const Params& params, int part, int tile)
         : first(part * params.steps + lesser(part, params.longer)),
           end(first + params.steps + (part < params.longer ? 1 : 0)),
@@ -146,7 +148,7 @@ struct FewBody {
     __device__ __forceinline__ int after(int step) const { return step + 1 == end ? first : step + 1; }
   };
 
-  // What a thread copies of a step.
+  // What a thread copies in each step.
   struct Copies {
     static constexpr int kTokensPerPass = kThreads / (kInputCols / 8), kEach = kTokens / kTokensPerPass;
     typename Weights::Copies weights;
@@ -163,7 +165,7 @@ struct FewBody {
               chunk() * 8);
       }
     }
-    // Eight columns of some tokens. Of eight tokens all are written, if one is there.
+    // Copies eight columns of some tokens. If one of eight tokens exists, all eight are written.
     __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
@@ -178,8 +180,8 @@ struct FewBody {
     static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kInputCols / 8); }
   };
 
-  // The ring of stages, and how a step of K comes to one of them. It refers to what a thread copies: with that as its
-  // own members the compiler makes other code.
+  // The ring of stages, and how a step of K gets into one. It refers to the thread's Copies: as members of the ring the
+  // compiler would generate other code.
   template <class Input>
   struct Ring {
     const Copies& copies;
@@ -191,8 +193,7 @@ struct FewBody {
     typename Inputs::Waiting (&waiting)[kInputs];
     bool by_group;
 
-    // What all stages but one hold at first. Weights may come before the rest; bring_first() returns the step that is
-    // next.
+    // Prologue: fills all stages but one. Weights can be loaded before the inputs; bring_first() returns the next step.
     __device__ __forceinline__ void bring_first_weights(int stages, const Steps& steps) const {
       for (int i = 0, step = steps.begin; i < lesser(stages - 1, steps.count); ++i, step = steps.after(step))
         bring_first_step(i * stage_size, step);
@@ -219,7 +220,7 @@ struct FewBody {
     __device__ __forceinline__ void bring_weights(int stage, int step, bool more = true) const {
       copies.weights.template bring<kByGroup>(address + stage, step * kStep, columns, more);
     }
-    // Inputs that are not copied are on their way to registers until they are stored, or are loaded then.
+    // Starts loading inputs. Those that are not copied go to registers until they are stored, or are loaded only then.
     __device__ __forceinline__ void bring_inputs(int stage, int step, bool more = true) {
       KERNELS_UNROLL
       for (int i = 0; i < kInputs; ++i) {
@@ -242,13 +243,13 @@ struct FewBody {
     __device__ __forceinline__ int inputs_of(int stage, int i) const { return stage + weight_size + i * input_size; }
   };
 
-  // Adds up a warp's share of all steps. step: the one to be brought.
+  // Main loop: adds up a warp's share of all steps. step: the next one to load.
   template <class Input, class Lane>
   static __device__ __forceinline__ void multiply_steps(Ring<Input>& ring, const Steps& steps, int step, int stages,
                                                         int tokens, Lane& lane) {
     const int last_stage = (stages - 1) * ring.stage_size;
-    int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
-    int waits = 0;                     // where inputs that are not copied will go, and of which step they are
+    int stage = 0, free = last_stage;  // byte offsets: the stage of the next step, and the one to load into
+    int waits = 0;                     // stage and step of inputs that wait in registers
     int waiting_step = 0, here = steps.begin;
     const int inputs_at = opaque(int(Inputs::place((threadIdx.x & 31) / 4, Weights::chunk_of(0))));
     for (int i = 0; i < steps.count; ++i) {
@@ -262,7 +263,7 @@ struct FewBody {
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
           if (!(coded && stages == 2) && i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
-          // With codes no branch: the compiler puts instructions that decode between those that copy.
+          // With codes there is no branch: the compiler mixes decoding instructions with copies.
           const bool more = i + stages - 1 < steps.count;
           if (coded || more) {
             ring.template bring_weights<Lane::by_group>(free, step, !coded || more);
@@ -274,17 +275,17 @@ struct FewBody {
         }
         lane.multiply(inputs, tokens);
       }
-      // With two stages, which only codes have, the next step is that which was asked for in this one.
+      // With two stages, which only codes have, the next step is the one requested in this iteration.
       if (coded && stages == 2 && i + 1 < steps.count) ring.store_inputs(waits, waiting_step);
       here = steps.after(here);
       free = stage;
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
     }
-    // All groups pass as many barriers: compute-sanitizer's racecheck counts them, and took what is on both sides of
-    // the block's next one for unordered. These are the factors of rows, which only codes have.
+    // All groups pass the same number of barriers: compute-sanitizer's racecheck counts them, and otherwise reported
+    // races across the block's next barrier. Only codes need it, whose row factors are read there.
     if (coded && steps.fewer) wait_for_group();
   }
-  // Until the group's next step is there.
+  // Waits until the group's next step has arrived.
   static __device__ __forceinline__ void wait_for_step(int stages) {
     if (coded && stages == 2) arch::copy_async_wait<0>();
     else if (stages == 3) arch::copy_async_wait<1>();
@@ -295,7 +296,7 @@ struct FewBody {
   static __device__ __forceinline__ void wait_for_group() {
     arch::named_barrier_sync(1 + threadIdx.x / kThreads, kThreads);
   }
-  // What a lane multiplies of a run, in the order of its weights.
+  // The inputs that a lane multiplies in a run, in the order of its weights.
   static __device__ __forceinline__ void read_inputs(const unsigned char* from, int tokens,
                                                      uint32_t (&inputs)[kTiles][4]) {
     KERNELS_UNROLL
@@ -307,17 +308,17 @@ struct FewBody {
     }
   }
 
-  // The way of the warps' sums to the sink, by way of shared memory. Blocks of a pair take half of the results each:
-  // a block adds up what its warps have of the other one's, and leaves it there.
+  // Epilogue: the warps' sums go through shared memory to the sink. Each block of a pair takes half of the results: a
+  // block adds up its warps' sums of the other's half and writes them to the other's shared memory.
   struct Outputs {
     const Params& params;
     int64_t output, first_token;
     int tokens;
     unsigned rank, splits;
     int parts;
-    float *sums, *received;  // of parts of the block's K, and from the other block
+    float *sums, *received;  // sums: of the parts of the block's K; received: from the other block
 
-    // A thread makes N results at a time.
+    // A thread computes N results at a time.
     template <int N>
     __device__ __forceinline__ void hand_over() const {
       const int packs = params.rows / P::matrices / N, all = tokens * packs,
@@ -325,7 +326,7 @@ struct FewBody {
       const int count = lesser(share, all - begin);
       if (splits > 1) {
         __syncthreads();
-        arch::cluster_wait();  // the other one has begun
+        arch::cluster_wait();  // the other block has started
         leave<N>(packs, int(1 - rank) * share, lesser(share, all - int(1 - rank) * share));
         arch::cluster_arrive();
       }
@@ -348,7 +349,7 @@ struct FewBody {
     using Prepared = std::conditional_t<
         kPrepares<N>, decltype(prepare<outputs_per_store<P>>(sink_end(std::declval<const P&>().out), kAny, kAny)),
         Nothing>;
-    // A pack's place, and what the sink can know before the sums are there.
+    // The place of a pack of results, and what the sink prepares before the sums are known.
     template <int N>
     struct Place {
       int64_t row, col;
@@ -399,13 +400,13 @@ struct FewBody {
       }
       Result<P, N>{params.problem, at.row, at.col, at.operands}.put_sums(whole, at.prepared);
     }
-    // Where a part's sums of a pack are. With a gate, runs of 8 rows of either matrix take turns.
+    // The address of a pack's sums in a part. With a gate, runs of 8 rows of the two matrices alternate.
     template <int N>
     static __device__ __forceinline__ int at_pack(int i, int packs) {
       const unsigned row = unsigned(i) / unsigned(packs), at = unsigned(i) % unsigned(packs) * N;
       return int(row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8));
     }
-    // Over all parts, in their order.
+    // The total of all parts, in their order.
     template <int N>
     __device__ __forceinline__ Pack<float, N> total(const float* from) const {
       Pack<float, N> sum;
@@ -419,7 +420,7 @@ struct FewBody {
   };
 };
 
-// f(the kernel for so many tokens). With codes, products and loads of tokens that are not there would cost much.
+// Calls f(kernel for so many tokens). With codes, products and loads for missing tokens would cost much.
 template <class P, class F>
 auto visit_few(int64_t tokens, const F& f) {
   if constexpr (FewBody<P, 1>::coded) {

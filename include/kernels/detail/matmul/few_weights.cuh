@@ -1,6 +1,6 @@
-// The weights of a step of few.cuh's kernel: how threads copy them to shared memory, and how lanes read them there as
-// operands of mma. Those of 16 bits are there as they are multiplied; codes of 8 and 4 bits are decoded when they are
-// read.
+// The weights of a step of few.cuh's kernel: how threads copy them to shared memory, and how lanes read them as
+// operands of mma. 16-bit weights are stored as they are multiplied; codes of 8 and 4 bits are decoded when a lane
+// reads them.
 #pragma once
 
 #include "codes.cuh"
@@ -10,22 +10,22 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of a block, at most.
+// The most tokens and rows of a block.
 constexpr int kFewTokens = 32, kFewRows = 64;
 
-// f(its matrix, its number there) for row i of a block whose outputs begin with `output`: with a gate, runs of 8 rows
-// of either matrix take turns. Rows that are not there are the last one.
+// Calls f(matrix, row in it) for row i of a block whose outputs begin at `output`. With a gate, runs of 8 rows of the
+// two matrices alternate. Rows beyond the end are replaced by the last one.
 template <class P, class F>
 __device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i, const F& f) {
   const int64_t n = lesser<int64_t>(output + i / 8 / P::matrices * 8 + i % 8, p.n - 1);
   return i / 8 % P::matrices == 0 ? f(p.template weights<0>(), n) : f(p.template weights<P::matrices - 1>(), n);
 }
 
-// What a group of kThreads has of a step of kStep columns. Columns that are not there become zeros; rows behind the
-// first `rows` are left as they are, and nobody uses their sums. A lane reads rows 8j + lane / 4, eight columns at a
-// time: those of a token and of a row are four pairs, and two mma take them. A run is what the lanes of a warp have so:
-// 32 columns. Of 16 bits the warps have runs of their own of all rows, tokens are the rows of an mma, and rows of
-// weights its columns.
+// The weights of a step of kStep columns, for a group of kThreads threads. Columns beyond the end become zeros; rows
+// after the first `rows` are not written, and their sums are not used. A lane reads rows 8j + lane / 4, eight columns
+// at a time: eight columns of a token and of a row are four pairs, which two mma take. A run is what the lanes of a
+// warp read together: 32 columns. With 16 bits each warp has its own runs of all rows; tokens are the rows of an mma,
+// rows of weights its columns.
 constexpr int kFewRun = 32;
 template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
 struct FewWeights {
@@ -38,12 +38,12 @@ struct FewWeights {
   static constexpr int kWarps = kThreads / 32, kRuns = kStep / kFewRun / kWarps, kParts = kWarps;
   static constexpr int kTileBytes = 8 * kStep * 2;
   static __device__ __forceinline__ int warp() { return threadIdx.x % kThreads / 32; }
-  // The chunk of 8 columns that a lane reads of run number `run`, and which of the group's sums its warp has.
+  // chunk_of(run): the chunk of 8 columns that a lane reads in a run. part(): which of the group's sums its warp has.
   static __device__ __forceinline__ int chunk_of(int run) { return (run * kWarps + warp()) * 4 + threadIdx.x % 4; }
   static __device__ __forceinline__ int part() { return warp(); }
   static KERNELS_HD int bytes(int) { return Tile::kBytes; }
 
-  // What a thread copies of a step: a chunk of 8 columns of every eighth row.
+  // A thread copies a chunk of 8 columns of every eighth row.
   class Copies {
    public:
     __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int, int) : row_tiles_(rows / 8) {
@@ -76,7 +76,7 @@ struct FewWeights {
    public:
     static constexpr bool by_group = false;
     __device__ __forceinline__ explicit Lane(int) {}
-    // Of a step that begins with column `col`.
+    // For a step that begins at column `col`.
     __device__ __forceinline__ void read(const unsigned char* stage, int, int) {
       stage += Tile::place((threadIdx.x & 31) / 4, chunk_of(0));
       KERNELS_UNROLL
@@ -87,7 +87,7 @@ struct FewWeights {
       multiply_16(sums_[0], inputs[0], inputs[1]);
       if (tokens > 16) multiply_16(sums_[1], inputs[2], inputs[3]);
     }
-    // Leaves the sums, sums[token * kPitch + row].
+    // Stores the sums: sums[token * kPitch + row].
     template <int kPitch>
     __device__ __forceinline__ void keep(float* sums, const float*, int tokens) const {
       float* const to = sums + (threadIdx.x & 31) / 4 * kPitch + 2 * (threadIdx.x % 4);
@@ -103,7 +103,7 @@ struct FewWeights {
     }
 
    private:
-    // Products that depend on each other are apart.
+    // Dependent products are kept apart.
     __device__ __forceinline__ void multiply_16(float (&sums)[kFewRows / 8][4], const uint32_t (&upper)[4],
                                                 const uint32_t (&lower)[4]) const {
       KERNELS_UNROLL
@@ -122,9 +122,9 @@ struct FewWeights {
   };
 };
 
-// Codes are decoded once: each warp has rows of its own, and all columns. These rows are those of an mma, as what is
-// decoded may be in any register, and tokens its columns. Behind the codes are the scales of all rows, and then their
-// zero points.
+// Codes: each warp has its own rows with all columns, so each code is decoded once. These rows are the rows of an mma,
+// as decoded values may be in any register; tokens are its columns. Behind the codes are the scales of all rows, and
+// then their zero points.
 template <class P, class T, int kThreads, int kStep, bool kByL1>
 struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   using Gate = FirstWeights<P>;
@@ -139,11 +139,11 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   static constexpr int kPack = Coded<Gate>::pack, kRowBytes = kStep * 16 / kPack, kCodeBytes = kFewRows * kRowBytes;
   static __device__ __forceinline__ int chunk_of(int run) { return run * 4 + threadIdx.x % 4; }
   static __device__ __forceinline__ int part() { return 0; }
-  // Of the first of a lane's rows.
+  // The first of a lane's rows.
   static __device__ __forceinline__ int row() {
     return threadIdx.x % kThreads / 32 * kWarpRows + (threadIdx.x & 31) / 4;
   }
-  // Bytes between the scales of rows, and their zero points: of as many groups as a step can have.
+  // Bytes between the scales (and zero points) of two rows: for as many groups as a step can have.
   static constexpr int kGroups = kStep / kPack, kScaleRow = kGroups * int(sizeof(Scale)),
                        kZeroRow = kGroups * int(sizeof(Zero));
   static KERNELS_HD int scale_bytes(int group_log2) {
@@ -153,7 +153,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
     return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * kZeroRow : 0);
   }
 
-  // A chunk of several rows, and the scales and zero points of one.
+  // A thread copies a chunk of several rows, and the scales and zero points of one row.
   class Copies {
    public:
     __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int columns, int group_log2)
@@ -165,7 +165,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
         const int at = i * kRowsPerPass + row();
         if (i < kAlike || !CodesInMemory<Gate>::in_rows) {
           codes_[i] = opaque(visit_few_row(p, output, at, find).codes + chunk() * 16);
-        } else {  // one addition: what comes ahead of the first copy counts, as blocks may have few steps
+        } else {  // one addition: setup before the first copy counts, as blocks may have few steps
           const int64_t distance = visit_few_row(p, output, at, [](const Gate& source, int64_t) {
             return coded_row(source, 1).codes - coded_row(source, 0).codes;
           });
@@ -193,12 +193,12 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
       if constexpr (zeroed) zeros_.bring(groups + scale_bytes(group_log2_) + thread() * kZeroRow, col, more);
     }
     static_assert(kThreads == kFewRows, "a thread for the scales of each row");
-    // The scale of the row with this thread's number, if it is for all columns, or 1.
+    // The scale of the row with this thread's number, if it is for all columns, otherwise 1.
     __device__ __forceinline__ float factor() const { return group_log2_ == kOneForAll ? convert<float>(factor_) : 1; }
 
    private:
     static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kThreads / kChunks, kEach = kFewRows / kRowsPerPass;
-    // Passes until a thread has a row of the same matrix.
+    // The number of passes until a thread has a row of the same matrix again.
     static constexpr int kAlike = 8 * P::matrices > kRowsPerPass ? 8 * P::matrices / kRowsPerPass : 1;
     static_assert(kRowsPerPass % 8 == 0, "all chunks of a thread are swizzled alike");
     static __device__ __forceinline__ int thread() { return threadIdx.x % kThreads; }
@@ -212,7 +212,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
     int row_tiles_, group_log2_;
   };
 
-  // kByGroup: whether weights are multiplied by their scales, in 16 bits. With kTiles times 8 tokens.
+  // kByGroup: weights are multiplied by their scales, in 16 bits. For kTiles times 8 tokens.
   template <bool kByGroup, int kTiles>
   class Lane {
    public:
@@ -226,7 +226,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
       zeros_at_ = opaque(kCodeBytes + (kByGroup ? kFewRows * kScaleRow : 0) + row() * kZeroRow +
                          group * int(sizeof(Zero)));
     }
-    // Run number `run` of a step that begins with column `col`. They are read in turn: an odd one may use what was read
+    // Reads run `run` of a step that begins at column `col`. Runs are read in order: an odd one may use what was read
     // with the one before.
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
       read_codes(stage, run);
@@ -275,8 +275,8 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
    private:
     static constexpr int kTilesOfRows = kWarpRows / 8, kWords = kLaneBytes<kPack> / 4;
 
-    // Chunks of a row have changed places by an exclusive or, and so does a run. Those of 4 bits are read for two runs
-    // at a time, as ldmatrix reads four tiles of 8 rows x 16 bytes.
+    // Chunks of a row are permuted by XOR, and so is a run. 4-bit codes are read for two runs at a time, as ldmatrix
+    // reads four tiles of 8 rows x 16 bytes.
     __device__ __forceinline__ void read_codes(const unsigned char* stage, int run) {
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; i += 2) {
@@ -290,7 +290,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
       }
       run_ = run;
     }
-    // Of row 8i.
+    // Decodes row 8i.
     __device__ __forceinline__ void decode(uint32_t (&weights)[4], int i) const {
       uint32_t words[kWords];
       KERNELS_UNROLL
@@ -299,16 +299,16 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
       if constexpr (kByGroup) scale_eight<T>(weights, factors_[i]);
     }
 
-    int log2_, codes_at_, scales_at_, zeros_at_;  // in a stage: of this lane's row, in the step's first run
+    int log2_, codes_at_, scales_at_, zeros_at_;  // offsets in a stage of this lane's row, in the step's first run
     int run_;
-    uint32_t words_[kTilesOfRows / 2][4];  // of 16 rows: of two runs, or those of one
+    uint32_t words_[kTilesOfRows / 2][4];  // of 16 rows: two runs (4 bits), or one (8 bits)
     uint32_t factors_[kTilesOfRows];
     std::conditional_t<zeroed, float, Nothing> zeros_[kTilesOfRows];
     float sums_[kTilesOfRows / 2][kTiles][4] = {};
   };
 
  private:
-  // So that the lanes of a warp, or of half a warp where they read 8 bytes, read from all banks.
+  // The swizzle: the lanes of a warp, or of half a warp if they read 8 bytes, read from all banks.
   static __device__ __forceinline__ int swizzled(int row, int chunk) {
     return chunk ^ (kPack == 16 ? row % 4 * 2 : row % 8);
   }

@@ -1,21 +1,22 @@
-// Products with many tokens on tensor cores, for sm_80 and up. In code for sm_90a gemm_boxes.cuh has those with weights
-// that the TMA unit can copy, and gemm_codes.cuh those with codes.
+// Products with many tokens on tensor cores, for sm_80 and later. In code for sm_90a, gemm_boxes.cuh replaces this for
+// weights that TMA can copy, and gemm_codes.cuh for codes.
 //
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+
-//   kTokens          | warps 0 to 3  | warps 4 to 7  |    a block's tile. Every four warps make all tokens x 128
+//   kTokens          | warps 0 to 3  | warps 4 to 7  |    a block's tile. Each four warps compute all tokens x 128
 //   (64 or 128)      |               |               |    rows: on sm_90a by wgmma, 64 rows of weights at a time,
 //                    +---------------+---------------+    else by mma.sync, each warp half of the tokens x 64 rows,
 //                                                         or, if weights are codes, all tokens x 32 rows
 //
 //   pipeline:   | stage 0 | stage 1 | ... |   each: inputs kTokens x 64 | weights kRows x 64, one step of K
 //
-// 16-bit operands that are aligned are copied to a stage by cp.async, and so are codes of 8 and 4 bits, which lanes
-// decode; others are read through their functors, rounded to 16 bits and stored. In shared memory a row of a step is
-// eight chunks of 16 bytes, swizzled so that neither writes nor reads have bank conflicts. The epilogue goes through
-// shared memory in slabs, a warp's own, so that the sink gets whole rows.
+// Aligned 16-bit operands are copied to a stage by cp.async, and so are codes of 8 and 4 bits, which lanes decode.
+// Other operands are read through their functors, rounded to 16 bits and stored. In shared memory a row of a step is
+// eight 16-byte chunks, swizzled so that neither writes nor reads have bank conflicts. The epilogue goes through shared
+// memory in slabs, which belong to a warp each, so that the sink gets whole rows.
 //
-// Where the image has clusters, their blocks may share K (split-K): each adds up a part of the tile, in the order of
+// If the image supports clusters, the blocks of a cluster can share K (split-K): the partial sums are added in the
+// order of the blocks' ranks.
 // their ranks.
 #pragma once
 
@@ -29,11 +30,11 @@
 KERNELS_BEGIN
 namespace detail {
 
-// In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep
-// queues count for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead
-// of 42.8 us, 512 took 110 instead of 102.
+// Shared memory for stages, in an image for this architecture: within 99 KB up to sm_89, most of a multiprocessor's
+// later. Deep pipelines matter more than a second block: 6 stages of 128 x 128 instead of twice 3 took 34.7 instead of
+// 42.8 us with 65 tokens, but 110 instead of 102 with 512.
 KERNELS_HD constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
-constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
+constexpr int kGemmAligned = 1024;  // alignment for wgmma, where shared memory is large
 KERNELS_HD constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
 KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed, int besides = 0) {
   const int most = ((has_much_shared(architecture) ? 216 << 10 : 96 << 10) - besides) / stage_bytes;
@@ -42,25 +43,26 @@ KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool nor
 KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
   return gemm_stages(architecture, gemm_stage_bytes(tokens, rows), normed);
 }
-// The width of weights that are copied as codes.
+// The width that stands for weights copied as codes.
 constexpr int kAsCodes = 0;
-// PTX for a GPU with much may run on one with 99 KB: there so many stages have to do. Code with wgmma runs on sm_90
-// alone, which has much; stages counted at run time cost it 10 % (4096 x 14336, 64 tokens: 44.2 us instead of 38.1).
+// PTX compiled for a GPU with much shared memory may run on one with 99 KB, where this number of stages must do. wgmma
+// code runs on sm_90 only, which has much; counting stages at run time would cost it 10 % (4096 x 14336, 64 tokens:
+// 44.2 us instead of 38.1).
 constexpr int kGemmFewStages = 3;
 struct GemmRing {
-  int bytes;  // 0: a block has not so much
+  int bytes;  // 0: more than a block can have
   bool few;
 };
 
-// Tiles in bands of so many tiles of tokens: blocks that run at the same time make a compact area, so that they share
-// operands in the L2. A tile's place is found by each block before it reads anything: with divisions that took 400
-// cycles more.
+// Rasterization: tiles are ordered in bands of kBand tiles of tokens, so that blocks that run at the same time form a
+// compact area and share operands in the L2. Each block computes its tile's place before it reads anything; with
+// divisions instead of Divisor that took 400 cycles more.
 class TileOrder {
  public:
   struct Place {
     unsigned token_tile, output_tile;
   };
-  // For fewer than 2^31 tiles: more are refused before anybody asks.
+  // For fewer than 2^31 tiles; more are refused earlier.
   TileOrder(int64_t token_tiles, int64_t output_tiles)
       : of_band_(lesser<int64_t>(INT32_MAX, lesser<int64_t>(kBand, token_tiles) * output_tiles)),
         last_height_(greater<int64_t>(1, token_tiles % kBand)),
@@ -84,10 +86,10 @@ struct GemmParams {
   TileOrder order;
   int tokens;          // of a tile
   bool wide_out;       // whether the sink takes packs of 8
-  bool weights_ready;  // before the kernel ahead has ended
-  bool few_stages;     // kGemmFewStages, as the device has no room for more
-  int group_log2;      // of codes, as group_log2_of() says
-  bool fast_sums;      // of e4m3, as the policy says
+  bool weights_ready;  // weights may be read before the kernel ahead has ended
+  bool few_stages;     // use kGemmFewStages, as the device has no room for more
+  int group_log2;      // of codes: see group_log2_of()
+  bool fast_sums;      // for e4m3: MatmulPolicy::fast_sums
 };
 
 template <int kOutputs, class P>
@@ -96,8 +98,8 @@ __device__ __forceinline__ Tile place_tile(const GemmParams<P>& params, unsigned
   return Tile(params.problem, place.token_tile, params.tokens, int64_t(place.output_tile) * kOutputs);
 }
 
-// Begins the products of a step of 64 columns, which is `stage` bytes behind the first one's weights w and inputs x: of
-// twice 64 rows of weights with all tokens.
+// Issues the products of a step of 64 columns, for 128 rows of weights with all tokens. w and x are the first stage's
+// weights and inputs; the step is `stage` bytes further.
 template <class T, int kBlocks>
 __device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint64_t w, uint64_t x, int stage) {
   arch::warpgroup_fence();
@@ -109,8 +111,7 @@ __device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint6
   arch::warpgroup_commit();
 }
 
-// A step's products of 64 rows of weights w with all tokens, x; they are added to what there is, or, without `adds`,
-// overwrite it.
+// A step's products of 64 rows of weights w with all tokens x, added to the sums, or, without `adds`, overwriting them.
 template <class T, class Sum, int kEights>
 __device__ __forceinline__ void multiply_step(Sum (&sums)[kEights][4], uint64_t w, uint64_t x, bool adds) {
   KERNELS_UNROLL
@@ -134,8 +135,8 @@ struct GemmTile {
   static_assert(coded || kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
   static_assert(!Slabs::all_at_once || has_much_shared(arch::kCompiledFor), "room for all slabs of a tile");
 
-  // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the
-  // way where there is not room for all of them.
+  // Computes a tile and leaves its sums in shared memory, from `stages` on, as the slabs of its warps; if there is no
+  // room for all slabs, passes them to the sink one after the other.
   static __device__ __forceinline__ void run(const Params& params, const Tile& tile, bool early_weights,
                                              unsigned char* stages, TokenState<X>* states) {
     const P& p = params.problem;
@@ -191,8 +192,8 @@ struct GemmTile {
  private:
   static constexpr int kStages = gemm_stages(arch::kCompiledFor, kStageBytes, starts_normed<X>);
   static constexpr int kBlocks = kTokens / 32, kSlabs = Slabs::all_at_once ? kBlocks : 1;
-  // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16
-  // rows of each 64.
+  // With a gate, half of a slab's rows belong to one matrix and the other half to the same rows of the other. wgmma
+  // gives a warp 16 rows of each 64.
   static constexpr int kHalf = coded ? 16 : arch::kWarpgroupMma ? 64 : 32;
   static __device__ __forceinline__ int output_of(int i) {
     constexpr int each = Slabs::kRows / P::matrices;
@@ -201,27 +202,27 @@ struct GemmTile {
       return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
     else return P::matrices == 1 ? i : i / 64 * each + i % 32;
   }
-  // Stages are counted at run time where there may be few of them.
+  // The number of stages is read at run time where it may be reduced.
   static constexpr bool kMayBeFew =
       has_much_shared(arch::kCompiledFor) && !arch::kWarpgroupMma && kRows == 128 && kStages > kGemmFewStages;
   static __device__ __forceinline__ int stages_of(const Params& params) {
     return kMayBeFew && params.few_stages ? kGemmFewStages : kStages;
   }
-  // Until all steps have arrived but the last ones: as many as there are stages, less kLess.
+  // Waits until all but the last kStages - kLess steps have arrived.
   template <int kLess>
   static __device__ __forceinline__ void wait_for_step(int stages) {
     if (kMayBeFew && stages == kGemmFewStages) arch::copy_async_wait<kGemmFewStages - kLess>();
     else arch::copy_async_wait<kStages - kLess>();
   }
-  // How many steps wait for the tensor cores behind the one that runs, so that these need not wait for the next one's
-  // data to become visible. H200: 1024^3 12.9 us, without 13.7; 4096^3 in tiles of 128 x 128 281 and 295.
+  // Steps that are queued at the tensor cores behind the running one, so that these need not wait until the next step's
+  // data is visible. H200: 1024^3 12.9 us, without 13.7; 4096^3 in tiles of 128 x 128 281 and 295.
   static constexpr int kQueued = arch::kWarpgroupMma && kStages > 2 ? 1 : 0,
                        kFewest = kMayBeFew ? kGemmFewStages : kStages;
   enum Which { kBoth, kInputsOnly, kWeightsOnly };
   static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kFewest * kStageBytes,
                 "what is handed over takes the place of the stages");
 
-  // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
+  // A step's operands on their way to shared memory. The last step of K may be partial; it is processed first.
   template <class Input, class Weight>
   struct Tiles {
     const Input& input;
@@ -229,12 +230,13 @@ struct GemmTile {
     Inputs x;
     Weights w;
     unsigned char* stages;
-    int ring, first, count, columns;  // ring: of so many stages
+    int ring, first, count, columns;  // ring: the number of stages
     typename Inputs::Waiting inputs;
     typename Weights::Waiting weights;
 
-    // What is not copied waits in registers until it is stored, or is loaded then (14336 x 4096, half, 128 normalized
-    // tokens: 267 us, if 512 bytes of them wait 567; halves times numbers, of which 384 wait, 161, if not 287).
+    // Operands that are not copied wait in registers until they are stored, or are loaded only then (14336 x 4096,
+    // half, 128 normalized tokens: 267 us, with 512 bytes waiting 567; halves times numbers, with 384 bytes waiting
+    // 161, without 287).
     static constexpr int kMostWaiting = 384, kWaitBytes = 256;
     template <class Operand>
     static constexpr bool waits = !Operand::copied && sizeof(typename Operand::Waiting) <= kMostWaiting;
@@ -248,7 +250,7 @@ struct GemmTile {
     __device__ __forceinline__ int column(int i) const { return (first + (i == 0 ? count : i) - 1) * kStep; }
     __device__ __forceinline__ uint32_t address(int stage) const { return arch::shared_address(stages) + stage; }
 
-    // Copy number i of a step.
+    // Issues copy i of a step.
     __device__ __forceinline__ void copy(int i, int stage, bool more) {
       if constexpr (Inputs::copied) {
         if (i < Inputs::kEach) return x.copy(i, address(stage), more);
@@ -256,7 +258,8 @@ struct GemmTile {
       if constexpr (Weights::copied)
         w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
     }
-    // Quarters [begin, end) of what is not copied: a step's are asked for when those of the one before are stored.
+    // Prefetches quarters [begin, end) of what is not copied: a step's loads are issued when the previous step's are
+    // stored.
     __device__ __forceinline__ void prefetch(int begin, int end, int step) {
       if (step >= count) return;
       if constexpr (waits<Inputs>)
@@ -282,7 +285,7 @@ struct GemmTile {
       store(begin, end, step, stage);
       prefetch(begin, end, step + 1);
     }
-    // What is copied of a step, and what is not, if it has been asked for.
+    // Brings a step: issues the copies, and stores what was prefetched.
     __device__ __forceinline__ void bring(int step, int stage, Which which = kBoth) {
       if (step > 0) {
         constexpr int kInputCopies = Inputs::copied ? Inputs::kEach : 0;
@@ -303,7 +306,7 @@ struct GemmTile {
     }
   };
 
-  // While wgmma works on a step, the one `distance` later is copied into the stage that is free.
+  // While wgmma processes a step, the one `distance` later is copied into the free stage.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {
     const int distance = tiles.prologue();
@@ -325,20 +328,20 @@ struct GemmTile {
     for (int i = 0; i < kBlocks; ++i) arch::pin(sums[i]);
   }
 
-  // Of 16 columns, each of 16 rows of the step.
+  // Loads fragments of 16 columns, each for 16 rows of the step.
   template <int kCount>
   static __device__ __forceinline__ void load_fragments(uint32_t (&fragments)[kCount][4], uint32_t from) {
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) arch::load_matrix_x4(fragments[i], from + i * (16 * kStep * 2));
   }
 
-  // Fragments are read 16 columns ahead, across steps. Copies are spread between the products of a step, as the queue
-  // to memory is short and a warp that waits for room in it multiplies nothing.
+  // Fragments are loaded 16 columns ahead, across steps. Copies are spread over the products of a step: the memory
+  // queue is short, and a warp that waits for room in it does not multiply.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warps(Tiles& tiles, float (&sums)[kBlocks][32]) {
-    constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must leave early to be there in time
-    // The last stage: what the first step does not bring by the way.
-    int free = (tiles.ring - 1) * kStageBytes, coming = tiles.ring - 1;  // what is being brought, and where to
+    constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must be issued early to arrive in time
+    // Into the last stage: what the first step does not load on the way.
+    int free = (tiles.ring - 1) * kStageBytes, coming = tiles.ring - 1;  // the stage to load into, and the step to load
     KERNELS_UNROLL
     for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
     tiles.store_and_prefetch(0, 1, coming, free);
@@ -392,8 +395,8 @@ struct GemmTile {
     }
   }
 
-  // A lane multiplies rows lane / 4 + 8j of the warp's 32 with all tokens, 8 columns of each half of a step: of both
-  // operands four pairs, which two mma take. What is decoded may be in any register, so weights are the rows of an mma.
+  // A lane multiplies rows lane / 4 + 8j of its warp's 32 with all tokens, 8 columns of each half of a step: four pairs
+  // of both operands, for two mma. Decoded values may be in any register, so weights are the rows of the mma.
   template <class Tiles, class Weight>
   static __device__ __forceinline__ void multiply_codes(Tiles& tiles, float (&sums)[kBlocks][32], const Weight& weight,
                                                         int group_log2) {
@@ -457,7 +460,7 @@ struct GemmTile {
     }
   }
 
-  // Where a warp's tokens begin in the tile.
+  // A warp's first token in the tile.
   static __device__ __forceinline__ int warp_row() {
     return turned ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2);
   }
@@ -467,7 +470,7 @@ struct GemmTile {
                                                    const float (&sums)[kBlocks][32], float* shared, unsigned rank,
                                                    unsigned splits) {
     float* mine = Slabs::of_warp(shared, kSlabs);
-    // A loop, so that what the sink does is compiled once for each width, not for each slab.
+    // A loop, so that the sink's code is compiled once for each width, and not for each slab.
 #pragma unroll 1
     for (int first = 0; first < kBlocks; first += kSlabs) {
       KERNELS_UNROLL
@@ -480,7 +483,7 @@ struct GemmTile {
   }
 };
 
-// Tiles of several heights, of which the host names one: so many tokens.
+// Tiles of several heights; the host chooses the number of tokens.
 template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
@@ -495,9 +498,9 @@ struct GemmBody {
 
   using Params = GemmParams<P>;
 
-  // gemm_boxes.cuh and gemm_codes.cuh have others, in images for sm_90a.
+  // In images for sm_90a, gemm_boxes.cuh and gemm_codes.cuh have further ones.
   static constexpr bool has(int tokens, int) { return tokens == 64 ? kRows == 128 : tokens == 128 && kWidth != 1; }
-  // The stages of a tile, for blocks that have `room` on a device of this capability.
+  // The stages of a tile, for blocks with `room` bytes of shared memory on a device of this capability.
   static constexpr GemmRing ring(int tokens, int architecture, int capability, int room) {
     const bool much = has_much_shared(architecture);
     const int each = Tile64::kStageBytes + (tokens - 64) * (kStep * 2), besides = much ? kGemmAligned : 0;
@@ -508,7 +511,7 @@ struct GemmBody {
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
-    // gemm_codes.cuh and gemm_boxes.cuh have them.
+    // These are in gemm_codes.cuh and gemm_boxes.cuh.
     if constexpr ((coded || (kWidth == 8 && weights_in_rows<P, T>)) && arch::kWarpgroupMma) return;
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<128> ? 128 : 64;
@@ -528,7 +531,7 @@ struct GemmBody {
       }
     };
     run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 128>());
-    // For tiles of both heights at one place, as it is most of the code.
+    // The epilogue, shared by tiles of both heights, as it is most of the code.
     if constexpr (Slabs::all_at_once) {
       const int slabs = params.tokens / Slabs::kTokens;
       Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, splits);

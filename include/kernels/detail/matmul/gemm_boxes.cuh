@@ -1,21 +1,21 @@
-// Products with many tokens for sm_90a, where weights lie in memory as wgmma takes them: a thread has the TMA unit copy
-// boxes of them, and groups of four warps multiply. The same thread has it copy inputs that lie in memory in that way,
-// too; others are brought by all threads of the producers' warps. Weights are of 16 bits, or, as inputs then are, of 8
-// (gemm_in_eight.cuh).
+// Products with many tokens for sm_90a, whose weights TMA copies to shared memory in wgmma's layout.
+//
+// Warp specialization: a producer thread issues the TMA copies of weights, and of inputs that are in memory in that
+// layout as well; other inputs are loaded by all threads of the producer warps. Consumer warpgroups multiply. Weights
+// have 16 bits, or 8 if both operands are 8-bit codes (gemm_in_eight.cuh).
 //
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+      producer   | stage 0 | stage 1 | ... |   as far ahead as
 //   kTokens          | warps 0 to 3  | warps 4 to 7  |                                               there are stages
 //                    +---------------+---------------+      consumers      | stage 0 | stage 1 | ...
 //
-// A stage is what a step takes: inputs of kTokens rows, then weights of kRows, each of 128 bytes (64 columns, or 128 of
-// 8 bits), swizzled as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh. Where there
-// are few tokens, tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
-// The rows of an mma are those of weights, or in tiles of 256 of these with scales, tokens: warps 4 to 7 have the
-// second half of these then.
+// A stage holds one step: inputs of kTokens rows, then weights of kRows rows, each 128 bytes (64 columns, or 128 of 8
+// bits) with the 128-byte swizzle of wgmma and TMA. Sums and split-K in clusters are as in gemm.cuh. With few tokens,
+// tiles of 64 rows, for a single warpgroup, give all multiprocessors work without split-K. Weights are the rows of the
+// wgmma; in tiles of 256 rows with scales, tokens are: then warps 4 to 7 have the second half of the tokens.
 //
-// Where there are many tiles, blocks may stay, and take one tile after the other (ping-pong). Two groups of four warps
-// have tiles of 128 rows then, in turns, and operands of the next one are on their way all the time:
+// With many tiles the kernel can be persistent (ping-pong): each block takes one tile after the other, two warpgroups
+// take turns at tiles of 128 rows, and operands of the next tile are always in flight:
 //
 //   warps 0 to 3   | multiply tile 0 | its sums to the sink |      | multiply tile 2 | ...
 //   warps 4 to 7                     | multiply tile 1      | its sums to the sink   | multiply tile 3 | ...
@@ -37,7 +37,7 @@ struct BoxedMaps {
 template <class P, class T, int kRows>
 struct BoxedGemmParams : GemmParams<P> {
   BoxedMaps<P, T, kRows> maps;
-  unsigned tiles = 0;  // in all, where blocks stay
+  unsigned tiles = 0;  // in all, for persistent blocks
 };
 
 template <class P, class T, int kRows_, bool kPingPong_ = false>
@@ -48,7 +48,8 @@ struct BoxedGemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kRowBytes = 128,
                        kStep = kRowBytes / int(sizeof(T));
   static constexpr bool in_eight = sizeof(T) == 1;
-  // Whether the rows of an mma are tokens. Warpgroups that multiply a tile, and the rows of weights of each.
+  // by_rows: tokens are the rows of the mma. kGroups: warpgroups that multiply a tile; kGroupRows: the weight rows of
+  // each.
   static constexpr bool by_rows = tokens_are_rows<P, T, kRows_>, kPingPong = kPingPong_;
   static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = by_rows ? kRows : kRows / kGroups,
                        kTilesAtOnce = kPingPong ? 2 : 1, kConsumers = 128 * kGroups * kTilesAtOnce;
@@ -57,7 +58,7 @@ struct BoxedGemmBody {
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
   static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
                         possible = WeightMaps<P, T, kRows_>::possible && (has_input_boxes || !in_eight);
-  // Producers that bring inputs are many, in warpgroups that take turns: functors take their time, and so do loads.
+  // Producers that load inputs are whole warpgroups that take turns: functors take their time, and so do loads.
   static constexpr int kWarpgroup = 128, kTurns = has_input_boxes || kRows == 256 ? 1 : 2;
   static constexpr int kProducers = kTurns * kWarpgroup;
   static constexpr int max_threads = kConsumers + kProducers;
@@ -73,11 +74,11 @@ struct BoxedGemmBody {
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
   using Slabs = GemmSlabs<P, 1, by_rows ? SlabOrder::across : kUsualOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
                           kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
-  // Slabs take the place of the stages, or, where these are in use, there is one for each warp behind them.
+  // Slabs take the place of the stages. If those are in use (ping-pong), there is one slab for each warp behind them.
   static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
-    if (in_eight && tokens > 128) return false;  // for want of registers
+    if (in_eight && tokens > 128) return false;  // registers would not suffice
     if (kPingPong) return has_input_boxes && (tokens == 128 || tokens == 192);
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
     if (kRows == 256) return tokens >= 128 && tokens <= 160 && (has_input_boxes || ByThreads<128>::copied);
@@ -91,7 +92,7 @@ struct BoxedGemmBody {
   static KERNELS_HD constexpr int stages_for(int tokens) {
     return gemm_stages(90, gemm_stage_bytes(tokens, kRows), false, kSlabBytes);
   }
-  // Whether the driver can make maps of what is to be copied so.
+  // Whether the driver can encode the tensor maps.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
     maps.x.make(ex, p, tokens);
     return (!has_input_boxes || maps.x.made) && maps.weights.make(ex, p);
@@ -133,7 +134,7 @@ struct BoxedGemmBody {
         }
         arch::grid_dependency_pass();
       } else {
-        // Weights may come before the kernel ahead has ended.
+        // Weights may be loaded before the kernel ahead has ended.
         const int begun = comes_early(params) ? lesser(end, first + stages_for(params.tokens)) : first;
         if (carries_boxes(0)) {
           const auto weights = params.maps.weights.of_tile(p, tile);
@@ -184,13 +185,13 @@ struct BoxedGemmBody {
   static_assert(by_rows || kGroups == 1 || !Factors::possible, "factors of one warpgroup");
   // Behind the factors of all stages are the scales of rows of weights.
   static constexpr int kScalesAt = Factors::kFloats * kMostStages;
-  // The barriers of all stages, by their address: of a variable the compiler would find it anew each time.
+  // The barriers of all stages, by address: with a variable the compiler would recompute the address at each use.
   struct Ring {
     uint32_t at;
     __device__ __forceinline__ uint32_t full(int stage) const { return at + stage * 8; }
     __device__ __forceinline__ uint32_t empty(int stage) const { return at + (kMostStages + stage) * 8; }
   };
-  // All threads; so many arrive at a stage's barriers.
+  // Called by all threads; `bringers` and `readers` are the arrival counts of a stage's barriers.
   static __device__ __forceinline__ void begin_ring(const Params& params, const Ring& ring, int bringers, int readers) {
     if (threadIdx.x == kConsumers) {
       if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
@@ -204,7 +205,7 @@ struct BoxedGemmBody {
     __syncthreads();
   }
 
-  // A step's weights, with so many bytes of inputs to come besides. By one thread.
+  // Issues the copies of a step's weights, with input_bytes of inputs expected besides. By one thread.
   template <bool kParted = true, class Boxes>
   static __device__ __forceinline__ void bring_weights(const Params& params, const Ring& ring, uint32_t stages,
                                                        const Boxes& weights, int step, int stage,
@@ -213,18 +214,18 @@ struct BoxedGemmBody {
     arch::mbarrier_arrive_expect(full, weights.template bytes<kParted>() + input_bytes);
     weights.template copy<kParted>(at + params.tokens * kRowBytes, step * kStep, full);
   }
-  // Whether weights come before the kernel ahead has ended.
+  // Whether weights are loaded before the kernel ahead has ended.
   static __device__ __forceinline__ bool comes_early(const Params& params) {
     return params.weights_ready && params.problem.groups.offsets == nullptr;
   }
 
   // ---- producers ----------------------------------------------------------------------------------------------------
 
-  // One thread. As ptxas knows that there is only one, it makes of this what is done once for a warp.
+  // True in one producer thread. ptxas knows that it is a single thread, and uses uniform instructions.
   static __device__ __forceinline__ bool carries_boxes(int group) {
     return threadIdx.x / 32 == (kConsumers + group * kWarpgroup) / 32 && arch::elect_one();
   }
-  // Both operands of a tile, the block's first one or another.
+  // Producer loop: copies both operands of a tile, the block's first one or a later one.
   static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
                                                      uint32_t stages, int first, int end, RingPlace& at,
                                                      bool is_first) {
@@ -233,7 +234,7 @@ struct BoxedGemmBody {
       return carry_boxes<true>(params, tile, ring, stages, first, end, at, is_first);
     return carry_boxes<false>(params, tile, ring, stages, first, end, at, is_first);
   }
-  // kParted: in more boxes than one of each, which takes longer than the products of a small tile.
+  // kParted: more than one box for each operand, which takes longer than the products of a small tile.
   template <bool kParted>
   static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
                                                      uint32_t stages, int first, int end, RingPlace& at,
@@ -260,7 +261,7 @@ struct BoxedGemmBody {
       at.next();
     }
   }
-  // The factors of steps, by the warps besides.
+  // The remaining warps of the producer load the factors of steps.
   static __device__ __forceinline__ void bring_factors(const Params& params, const Tile& tile, const Ring& ring,
                                                        float* factors, int first, int end) {
     const int count = stages_for(params.tokens);
@@ -277,7 +278,7 @@ struct BoxedGemmBody {
       at.next();
     }
   }
-  // Where threads bring inputs: these, and weights but for the steps before `begun`.
+  // Producer loop if threads load the inputs: brings these, and the weights of all steps from `begun` on.
   static __device__ __forceinline__ void bring_operands(const Params& params, const Tile& tile, const Ring& ring,
                                                         unsigned char* stages, const TokenState<X>* states, int first,
                                                         int begun, int end) {
@@ -293,9 +294,9 @@ struct BoxedGemmBody {
         if (mine < end) x.ask_for(mine * kStep);
         RingPlace at(count);
         at.go(group);
-        // A group waits for some of a stage's phases only, and a parity does not tell a phase from the last but one.
-        // But as consumers free stages in order, that one is over when the stage is free which it has waited for
-        // before.
+        // A group waits only for some of a stage's phases, and a parity does not distinguish a phase from the last but
+        // one. But consumers free stages in order: once the stage for which it waited before is free, the last but one
+        // phase is over.
 #pragma unroll 1
         for (int step = mine; step < end; step += kTurns) {
           if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
@@ -315,17 +316,18 @@ struct BoxedGemmBody {
 
   // ---- consumers ----------------------------------------------------------------------------------------------------
 
-  // A warpgroup's sums: of an mma with columns for all tokens or all weights, or of two with 64 rows of weights each.
+  // The sums of a warpgroup: of one mma with columns for all tokens or all weights, or of two with 64 rows of weights
+  // each.
   template <int kHeight>
   using Sums =
       std::conditional_t<kGroupRows == 128, float[kHeight / 32][32], float[(by_rows ? kRows : kHeight) / 8][4]>;
-  // Those of 8 bits, as the tensor cores add them up, in halves of weights.
+  // Sums of 8-bit operands as the tensor cores accumulate them, in halves of the weights.
   static constexpr int kHalves = kGroupRows == 64 ? 1 : 2, kHalfRows = kGroupRows / kHalves;
   template <int kHeight>
   using HalfInEight = SumsInEight<T, by_rows ? kHalfRows : kHeight>;
   template <int kHeight>
   using RunningSums = std::conditional_t<in_eight, HalfInEight<kHeight>[kHalves], Sums<kHeight>>;
-  // Four of a half's: columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
+  // Four sums of a half: columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
   template <int kBlocks>
   static __device__ __forceinline__ float* four_of(float (&sums)[kBlocks][32], int half, int j) {
     return sums[j / 4] + half * 16 + j % 4 * 4;
@@ -335,7 +337,7 @@ struct BoxedGemmBody {
     return sums[half * (kHalfRows / 8) + j];
   }
 
-  // Inputs and weights of a warpgroup's first stage.
+  // Descriptors of a warpgroup's inputs and weights in the first stage.
   struct Operands {
     uint64_t x, w;
     __device__ __forceinline__ Operands(unsigned char* stages, int height)
@@ -361,7 +363,7 @@ struct BoxedGemmBody {
     for (int half = 0; half < kHalves; ++half) multiply(sums[half].sums, of, stage, half, true);
     arch::warpgroup_commit();
   }
-  // With the weights from a half's first on.
+  // For the weights from the beginning of a half on.
   template <class Sum, int kEights>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kEights][4], const Operands& of, int stage, int half,
                                                   bool adds) {
@@ -369,7 +371,8 @@ struct BoxedGemmBody {
     multiply_step<T>(sums, by_rows ? x : w, by_rows ? w : x, adds);
   }
 
-  // The tensor cores add up all of K. last_begun(): called when the last products are on their way.
+  // Main loop if the tensor cores accumulate over all of K. last_begun(): called when the last products have been
+  // issued.
   template <int kHeight, class F>
   static __device__ __forceinline__ void multiply_all(Sums<kHeight>& sums, const Operands& operands, const Ring& ring,
                                                       RingPlace& at, int steps, const F& last_begun) {
@@ -390,7 +393,7 @@ struct BoxedGemmBody {
   template <int kHeight, class F>
   static __device__ __forceinline__ void add_up(RunningSums<kHeight>& sums, const Operands& operands, const Ring& ring,
                                                 RingPlace& at, int steps, const F& last_begun) {
-    int done = -1;  // the stage of the step before
+    int done = -1;  // the stage of the previous step
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
@@ -413,17 +416,17 @@ struct BoxedGemmBody {
     multiply_all<kHeight>(sums, Operands(stages, kHeight), ring, at, steps, [] {});
     lay_out<kHeight>(p, tile, factors, sums, stages);
   }
-  // The sums of a tile of any height are the first of these. Lambdas take them by these names, as the compiler of CUDA
-  // 12.4 crashes where one names an alias template for an array.
+  // The sums of a tile of any height are the first of these. Lambdas refer to them by these names, as CUDA 12.4's
+  // compiler crashes if they name an alias template for an array.
   static constexpr int kMostTokens = in_eight ? 128 : 192;
   using MostSums = Sums<kMostTokens>;
   template <int kHeight>
   static __device__ __forceinline__ Sums<kHeight>& first_of(MostSums& sums) {
     return reinterpret_cast<Sums<kHeight>&>(sums);
   }
-  // Blocks that stay. The groups find all tiles, and take every other one. A group waits for the first operands of its
-  // tile when the other one has seen the last of its own: the parity of a barrier does not tell a phase from the last
-  // but one.
+  // The persistent kernel. Both groups enumerate all tiles and take every other one. A group waits for its tile's first
+  // operands only after the other one has seen the last of its own: the parity of a barrier does not distinguish a
+  // phase from the last but one.
   static __device__ __forceinline__ void run_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
     static_assert(!kPingPong || Slabs::kFloats * 4 * (kConsumers / 32) == kSlabBytes, "as the host counts");
     const int steps = int((params.problem.k + kStep - 1) / kStep);
@@ -441,7 +444,7 @@ struct BoxedGemmBody {
       arch::fewer_registers<kProducerRegisters>();
       if (threadIdx.x >= kConsumers + 32) return;
       const uint32_t to = opaque(arch::shared_address(stages));
-      // The whole warp finds tiles, and the same thread of it carries all of them.
+      // The whole warp enumerates tiles, and the same thread of it issues all copies.
       each_tile([&](const Tile& tile, int i) {
         if (carries_boxes(0)) carry_boxes(params, tile, ring, to, 0, steps, at, i == 0);
         __syncwarp();
@@ -450,7 +453,7 @@ struct BoxedGemmBody {
     }
     arch::grid_dependency_pass();
     arch::more_registers<kConsumerRegisters>();
-    const int group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);  // the compiler knows that all lanes have it
+    const int group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);  // uniform
     const auto wait_for_turn = [&] { arch::named_barrier_sync(kBarrier + group, kConsumers); };
     const auto pass_turn = [&] { arch::named_barrier_arrive(kBarrier + 1 - group, kConsumers); };
     const Operands operands(stages, params.tokens);
@@ -479,10 +482,10 @@ struct BoxedGemmBody {
         Slabs::put_slabs(params, tile, slab, 1, i * Slabs::kTokens, 0, 1);
       }
     });
-    if (count % 2 == group) wait_for_turn();  // that nobody takes
+    if (count % 2 == group) wait_for_turn();  // consumes a turn that nobody takes
   }
-  // They add up a step. Where registers allow it, the sums of one half of the weights are added to those of all of K
-  // while they multiply the other half.
+  // Main loop if threads add up the sums of steps. If registers allow it, the sums of one half of the weights are added
+  // to the totals while the tensor cores multiply the other half.
   template <int kHeight, bool kFactors>
   static __device__ __forceinline__ void add_steps(const P& p, const Tile& tile, const Ring& ring,
                                                    unsigned char* stages, const float* factors, int steps) {
@@ -519,18 +522,18 @@ struct BoxedGemmBody {
         else
           some.add_to(into, Nothing{});
       }
-      // Products have read operands for the whole warpgroup, but factors each lane for itself.
+      // wgmma reads operands for the whole warpgroup, but each lane reads its own factors, so every lane arrives.
       if constexpr (kFactors) arch::mbarrier_arrive(ring.empty(at.stage));
       at.next();
     }
     lay_out<kHeight>(p, tile, factors, sums, stages);
   }
 
-  // Of a lane's sums with a half of the weights.
+  // The factors of a lane's sums with one half of the weights.
   static __device__ __forceinline__ auto factors_of(const float* factors, int half) {
     constexpr int kTokens = Factors::kTokens;
     if constexpr (by_rows) {
-      // Of a gate 32 rows of either matrix are side by side.
+      // With a gate, 32 rows of either matrix are adjacent.
       const float of_part[2][2] = {{factors[0], factors[8]}, {factors[kTokens], factors[kTokens + 8]}};
       return [of_part, half](int j) {
         const auto& of = of_part[P::matrices == 1 ? half : j / 4 % 2];
@@ -543,8 +546,7 @@ struct BoxedGemmBody {
       };
     }
   }
-  // Where weights have a scale for a row, that of `row` of those rows of the tile; the last stands for those that are
-  // not there.
+  // The scale of weight row `row` of the tile, if there is a scale for each row. Rows beyond the end use the last one.
   static __device__ __forceinline__ float weight_scale(const P& p, const Tile& tile, int row, int matrix) {
     const int64_t n = tile.weights + lesser<int64_t>(tile.output + row, p.n - 1);
     return convert<float>(matrix == 0 ? *coded_row(p.template weights<0>(), n).scales
@@ -553,8 +555,8 @@ struct BoxedGemmBody {
   static __device__ __forceinline__ bool has_weight_scales(const P& p) {
     return !scaled_by_steps(p.template weights<0>(), p.k);
   }
-  // A lane has all of the tile's weights where tokens are rows: each thread brings the scale of one, which all have
-  // when they lay out their sums.
+  // If tokens are the rows of the mma, a lane has all of the tile's weights: each thread loads one scale, and all read
+  // them when sums are laid out.
   static __device__ __forceinline__ void bring_scales(const P& p, const Tile& tile, float* factors) {
     if constexpr (by_rows && Coded<Gate>::scaled) {
       if (!has_weight_scales(p)) return;
@@ -563,7 +565,7 @@ struct BoxedGemmBody {
       factors[kScalesAt + row] = weight_scale(p, tile, of_matrix, P::matrices == 1 ? 0 : row / 32 % 2);
     }
   }
-  // Sums times the scales of whole rows of codes.
+  // Multiplies sums by the scales of whole rows.
   template <int kHeight>
   static __device__ __forceinline__ void scale_rows(const P& p, const Tile& tile, const float* factors,
                                                     Sums<kHeight>& sums) {
@@ -624,13 +626,13 @@ struct BoxedGemmBody {
       }
     }
   }
-  // Leaves the sums in shared memory, from `stages` on, as the slabs of warps.
+  // Stores the sums in shared memory, from `stages` on, as the slabs of the warps.
   template <int kHeight>
   static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, const float* factors,
                                                  Sums<kHeight>& sums, unsigned char* stages) {
     static_assert(kHeight * kRows * 4 <= gemm_stages(90, kHeight, kRows, false) * gemm_stage_bytes(kHeight, kRows),
                   "what is handed over takes the place of the stages");
-    arch::named_barrier_sync(kBarrier, kConsumers);  // slabs take the place of the stages, and scales are there
+    arch::named_barrier_sync(kBarrier, kConsumers);  // slabs replace the stages; scales are visible
     if constexpr (in_eight) scale_rows<kHeight>(p, tile, factors, sums);
     constexpr int kSlabs = by_rows ? kRows / Slabs::kRows : kHeight / Slabs::kTokens,
                   kOfSlab = int(sizeof(sums) / sizeof(sums[0])) / kSlabs;

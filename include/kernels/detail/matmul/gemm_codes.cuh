@@ -1,18 +1,18 @@
-// Products with many tokens for sm_90a and weights of 8 or 4 bits, which wgmma takes from registers: their codes are
-// copied as they lie in memory, and each lane decodes what it holds of a fragment.
+// Products with many tokens for sm_90a and weights of 8 or 4 bits. wgmma takes these from registers: codes are copied
+// to shared memory as they are, and each lane decodes its part of a fragment.
 //
 //   tile:        32 or 64 tokens x 128 rows of weights, or 128 x 256
 //   a step:      64 columns
 //   inputs:      | 2 steps | 2 steps | ...            a ring of stages
 //   weights:     | 128 bytes of each row, their scales and zero points | ...   a ring of panels, of 2 steps or 4
 //
-//   producers    two warps for inputs and two for weights, as far ahead as the rings have room. Where inputs, or codes,
-//                lie in memory in rows, one thread has the TMA unit copy them
-//   consumers    groups of four warps, so that some decode while others multiply: three that share K and have sums of
-//                the whole tile, or two that have 128 rows each
+//   producers    two warps for inputs and two for weights, as far ahead as the rings have room. If inputs, or codes,
+//                are in rows of constant stride, one thread issues TMA copies of them instead
+//   consumers    warpgroups, so that some decode while others multiply: three that share K and each have sums of the
+//                whole tile, or two with 128 rows each
 //
-// Of eight neighbouring codes of a row, lanes t of four have 2t and 2t + 1. A scale that a whole row shares is applied
-// to its sums, others to the weights, in 16 bits. Sums and clusters that share K are as in gemm.cuh.
+// Of eight adjacent codes of a row, lane t of four has codes 2t and 2t + 1. A scale for a whole row is applied to the
+// sums, others to the weights, in 16 bits. Sums and split-K in clusters are as in gemm.cuh.
 #pragma once
 
 #include "codes.cuh"
@@ -22,9 +22,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What a lane reads of eight codes in shared memory, and the pair that it makes of its two. `shift`: what the decoder
-// takes away, zero points included; `exponents`: kExponents in a register, as of two constants the compiler copies one
-// for each instruction.
+// What a lane reads of eight codes in shared memory, and the pair that it decodes from its two codes. `shift`: what the
+// decoder subtracts, including zero points. `exponents`: kExponents in a register; of an instruction with two constants
+// the compiler would copy one each time.
 constexpr uint32_t kExponents = 0x64646464u;
 template <class T, class Code>
 struct LaneCodes {
@@ -44,7 +44,7 @@ struct LaneCodes {
     }
   }
 };
-// Of 4 bits all lanes read the word that the eight lie in.
+// 4 bits: all four lanes read the word with the eight codes.
 struct LaneWord {
   using Read = uint32_t;
   static constexpr int kBytes = 4;
@@ -81,7 +81,7 @@ struct LaneCodes<T, Gf4> : LaneWord {
                        shift = pair_of<half>(257, 257), minus_zero = 0x80008000u;
     const uint32_t both = word >> (8 + 6 * t);
     const uint32_t codes = arch::mask_or<0x00070007u, base>(arch::join_halves(both & 0xffffu, both >> 3));
-    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper half of a half
+    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper byte of a half
     return halves_to<T>(arch::fma_pair<half>(arch::fma_pair<half>(codes, slope, shift), scale, minus_zero));
   }
 };
@@ -90,7 +90,7 @@ template <class P, class T>
 struct CodedMaps {
   InputMaps<typename P::X, T> x;
   arch::TensorMap codes[P::matrices];
-  bool has_codes = false;  // not without inputs
+  bool has_codes = false;  // only together with inputs
 };
 template <class P, class T>
 struct CodedGemmParams : GemmParams<P> {
@@ -105,8 +105,8 @@ struct CodedGemmBody {
   using Params = CodedGemmParams<P, T>;
   using Maps = CodedMaps<P, T>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
-  static constexpr int kShares = kRows == 128 ? 3 : 1;  // of K, each of a group
-  static constexpr int kProducers = 64;                 // threads that bring inputs, and as many for weights
+  static constexpr int kShares = kRows == 128 ? 3 : 1;  // of K, one for each group
+  static constexpr int kProducers = 64;                 // threads that load inputs, and as many for weights
   static constexpr int kConsumers = kShares * kRows;
   static constexpr int kTokens[3] = {32, 64, 128};
   static constexpr int max_threads = kConsumers + 2 * kProducers, registers = kRows == 128 ? 128 : 168;
@@ -114,7 +114,7 @@ struct CodedGemmBody {
   static constexpr bool waits_by_itself = true, boxed = false, copied = false, weights_copied = true;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
-  // Few registers are left for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
+  // Few registers remain for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
   // residual: 27.4 and 68 us, with as many as in gemm.cuh 44.8 and 99).
   using Slabs = GemmSlabs<P, kShares, kUsualOrder, kRows == 128 ? 32 : 64>;
 
@@ -150,7 +150,7 @@ struct CodedGemmBody {
       work.first_panel = int(int64_t(panels) * rank / splits);
       work.end_panel = int(int64_t(panels) * (rank + 1) / splits);
       work.end = lesser(work.end_panel * kSteps, int((p.k + kStep - 1) / kStep));
-      // Weights may come before the kernel ahead has ended.
+      // Weights may be loaded before the kernel ahead has ended.
       const int begun = early ? lesser(work.end_panel, work.first_panel + kPanels) : work.first_panel;
       if (early) {
         if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, work.first_panel, begun);
@@ -180,12 +180,12 @@ struct CodedGemmBody {
   static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
   static constexpr bool has_code_boxes = InputMaps<X, T>::possible && CodesInMemory<Gate>::in_rows;
 
-  // A panel: codes, in which chunk i of 16 bytes of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each
-  // row, and as many of zero points.
+  // A panel: codes, in which 16-byte chunk i of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each row,
+  // and as many of zero points.
   static constexpr int kPanel = 128, kSteps = kPanel / (8 * Lane::kBytes), kCodeBytes = kRows * kPanel;
   static constexpr int kScaleRow = 32, kScaleBytes = scaled ? kRows * kScaleRow : 0;
-  // Groups that share K skip stages: always the same ones, as there is a multiple of kShares. A group that waited for a
-  // phase of a barrier and had skipped the one before could not tell either from the parity.
+  // Groups that share K skip stages, always the same ones, as the number of stages is a multiple of kShares. Otherwise
+  // a group could wait for a phase after having skipped the one before, and the parity does not distinguish those.
   static constexpr int kPanels = kRows == 256 ? 3 : 6, kMostStages = 6;
   static_assert(kPanels % kShares == 0, "as stages_for() has it");
   static KERNELS_HD constexpr int panel_bytes() { return kCodeBytes + (zeroed ? 2 : 1) * kScaleBytes; }
@@ -222,7 +222,7 @@ struct CodedGemmBody {
   static __device__ __forceinline__ bool copies_weights(const Params& params) {
     return !codes_in_boxes(params) || has_groups(params);
   }
-  // What a block does: steps from those of first_panel on to `end`.
+  // A block's work: steps from the beginning of first_panel to `end`.
   struct Work {
     const Params& params;
     const Tile& tile;
@@ -236,7 +236,7 @@ struct CodedGemmBody {
     __device__ __forceinline__ unsigned char* panel(int stage) const { return memory + stage * panel_bytes(); }
     __device__ __forceinline__ unsigned char* inputs() const { return memory + kPanels * panel_bytes(); }
   };
-  // f(its matrix, its number there, whether it is there) for row i of a tile.
+  // Calls f(matrix, row in it, whether it exists) for row i of a tile.
   template <class F>
   static __device__ __forceinline__ void visit_row(const Work& work, int i, const F& f) {
     const P& p = work.problem();
@@ -280,7 +280,7 @@ struct CodedGemmBody {
   // What a thread copies of each panel: chunks of several rows, and the scales of some.
   class Copies {
    public:
-    // known: that it was said before where rows are, which other threads may be reading.
+    // known: the rows' addresses are already in shared memory, where other threads may be reading them.
     __device__ __forceinline__ Copies(const Work& work, bool known)
         : codes_(work.rings.codes), cols_(int(work.problem().k)), group_log2_(work.params.group_log2) {
       KERNELS_UNROLL
@@ -293,7 +293,7 @@ struct CodedGemmBody {
       }
       if (copies_weights(work.params) && !known) arch::named_barrier_sync(kCopiers, kProducers);
     }
-    // A panel that begins with column `col`: whatever lies behind the last column is zeros.
+    // Copies a panel that begins at column `col`; everything beyond the last column becomes zeros.
     __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
       constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kProducers / 8;
       const int chunk = thread() % 8, first = thread() / 8, bytes = bytes_there<kPack>(cols_ - col - chunk * kPack);
@@ -324,7 +324,7 @@ struct CodedGemmBody {
     Row rows_[kMine];
   };
 
-  // Panels [begin, end).
+  // Producer loop of weights: panels [begin, end).
   static __device__ __forceinline__ void bring_weights(const Work& work, int begin, int end) {
     const Params& params = work.params;
     const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
@@ -364,7 +364,7 @@ struct CodedGemmBody {
     const auto& maps = work.params.maps.x;
     const Tile& tile = work.tile;
     Rings& rings = work.rings;
-    // bring(stage, its barrier, its first step, how many there are), when the stage is free.
+    // Calls bring(stage, its barrier, its first step, its number of steps) when the stage is free.
     const auto each_stage = [&](const auto& bring) {
       RingPlace at(kStages);
 #pragma unroll 1
@@ -398,20 +398,20 @@ struct CodedGemmBody {
 
   // ---- consumers ----------------------------------------------------------------------------------------------------
 
-  // The four rows that a lane has in two fragments, [fragment][upper or lower]: where they are in a tile. Outputs of a
-  // warp are neighbours.
+  // The four rows of a lane in two fragments, [fragment][upper or lower], as rows of the tile. Outputs of a warp are
+  // adjacent.
   static __device__ __forceinline__ int first_row() {
     const int warp = threadIdx.x % kRows / 32;
     return warp * (P::matrices == 1 ? 32 : 16) + (threadIdx.x & 31) / 4;
   }
   static KERNELS_HD constexpr int further_row(int i) { return i / 2 * (P::matrices == 1 ? 16 : kOutputs) + i % 2 * 8; }
 
-  // Their scales and zero points: of the sums, for whole rows, or of the weights.
+  // The scales and zero points of these rows: applied to the sums, for whole rows, or to the weights.
   template <bool kByGroup>
   class LaneRows {
    public:
     __device__ __forceinline__ explicit LaneRows(const Work& work) : group_log2_(work.params.group_log2) {
-      exponents_ = kExponents | unsigned(work.problem().k) >> 31;  // which the compiler does not know
+      exponents_ = kExponents | unsigned(work.problem().k) >> 31;  // adds a 0 that the compiler does not know
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         float zero = 0;
@@ -430,7 +430,7 @@ struct CodedGemmBody {
         else shift_[i] = Lane::shift(Nothing{});
       }
     }
-    // A panel that begins with column `col`.
+    // For a panel that begins at column `col`.
     __device__ __forceinline__ void begin(int col) {
       if constexpr (kByGroup) {
         const unsigned first = unsigned(col) >> group_log2_;
@@ -442,7 +442,7 @@ struct CodedGemmBody {
         }
       }
     }
-    // Of the groups that 16 columns of it begin, or a step; `at`: of so many columns further.
+    // Reads those of the groups that begin with slice `slice` of 16 columns, or with a step; `at`: the panel's column.
     __device__ __forceinline__ void read(const unsigned char* words, int at, int slice) {
       if constexpr (kByGroup) {
         if (slice != 0 && (slice * 16 & ((1 << group_log2_) - 1)) != 0) return;
@@ -454,7 +454,7 @@ struct CodedGemmBody {
         }
       }
     }
-    // A fragment of 16 columns.
+    // Decodes a fragment of 16 columns.
     template <class Codes>
     __device__ __forceinline__ void decode(uint32_t (&fragment)[4], const Codes& codes, int i, int t) const {
       KERNELS_UNROLL
@@ -475,11 +475,12 @@ struct CodedGemmBody {
     int group_log2_;
     float factor_[4];
     uint32_t scale_[4], shift_[4], exponents_;
-    unsigned of_word_[4];           // at which of its bytes a row's first scale lies in a word, and its zero point
-    int scale_at_[4], zero_at_[4];  // of a panel
+    unsigned of_word_[4];           // the byte in a word at which a row's first scale (and zero point) is
+    int scale_at_[4], zero_at_[4];  // offsets in a panel
   };
 
-  // Where in a panel a lane reads 16 columns of its first row: its others are as many rows of bytes further.
+  // The addresses in a panel of 16 columns of a lane's first row; the other rows are a multiple of the row's bytes
+  // further.
   struct LanePlaces {
     int at[4];
     __device__ __forceinline__ LanePlaces() {
@@ -491,13 +492,13 @@ struct CodedGemmBody {
             row * kPanel + (byte / 16 ^ (row % 8 & (kChunks - 1))) * 16 + byte % 16 + Lane::first_byte(threadIdx.x % 4);
       }
     }
-    // How much further that is in step number `step` of a panel.
+    // The further offset of step `step` of a panel.
     static __device__ __forceinline__ int of_step(int step) {
       return ((step * kChunks) ^ (first_row() % 8 & ~(kChunks - 1))) * 16;
     }
     static constexpr int kChunks = kPanel / kSteps / 16;  // of a step
   };
-  // What a lane reads there: [row][the first eight columns or the others].
+  // The codes that a lane reads there: [row][the first eight columns or the others].
   struct Codes16 {
     using Read = typename Lane::Read;
     Read read[4][2];
@@ -515,7 +516,7 @@ struct CodedGemmBody {
     }
   };
 
-  // What a group of four warps does.
+  // The work of a consumer warpgroup.
   template <int kHeight, bool kByGroup>
   class Group {
    public:
@@ -528,8 +529,9 @@ struct CodedGemmBody {
           at_(stages_for(kHeight)),
           panel_at_(kPanels),
           panel_(work.first_panel) {}
-    // Half of a step's fragments are made while the products with the other half run. No products run from one step
-    // into the next: ptxas does not see that all threads of a group go on together, and would wait behind each product.
+    // Half of a step's fragments are decoded while the products of the other half run. No products run from one step
+    // into the next: ptxas does not see that all threads of a group continue together, and would wait after each
+    // product.
     __device__ __forceinline__ void run() {
 #pragma unroll 1
       for (step_ = work_.first() + int(threadIdx.x / kRows); step_ < work_.end; step_ += kShares) {
@@ -542,12 +544,13 @@ struct CodedGemmBody {
         decode(late, 2);
         begin_products(late, 2);
         arch::warpgroup_wait<0>();
-        // Products have read inputs for a whole warp, but a panel each lane for itself.
+        // wgmma reads inputs for a whole warp, but each lane reads its own codes of a panel, so every lane arrives
+        // there.
         arch::mbarrier_arrive(&rings_.panel_empty[panel_at_.stage]);
         if ((threadIdx.x & 31) == 0) arch::mbarrier_arrive(&rings_.empty[at_.stage]);
       }
     }
-    // Leaves the sums in shared memory, as the slabs of warps, in place of the rings.
+    // Stores the sums in shared memory, as the slabs of the warps, in place of the rings.
     __device__ __forceinline__ void hand_over() {
       static_assert(kConsumers / 32 * kBlocks * Slabs::kFloats * 4 <=
                         kPanels * panel_bytes() + stages_for(kHeight) * kPair * step_bytes(kHeight),
@@ -569,7 +572,7 @@ struct CodedGemmBody {
    private:
     static constexpr int kBlocks = kHeight / 32;
 
-    // Finds the step's panel and stage, and waits for the panel.
+    // Advances to the step's panel and stage, and waits for the panel.
     __device__ __forceinline__ void begin_step() {
       const int panels = step_ / kSteps - panel_, stages = (step_ - work_.first()) / kPair - stage_;
       panel_ += panels, stage_ += stages;
@@ -577,7 +580,7 @@ struct CodedGemmBody {
       rows_.begin(panel_ * (kSteps * kStep));
       arch::mbarrier_wait_in_block(&rings_.panel_full[panel_at_.stage], panel_at_.parity);
     }
-    // Makes the fragments of two slices of 16 columns.
+    // Decodes the fragments of two slices of 16 columns.
     __device__ __forceinline__ void decode(uint32_t (&fragments)[2][2][4], int slice) {
       const int of_panel = step_ % kSteps;
       const unsigned char* const codes = work_.panel(panel_at_.stage);

@@ -1,9 +1,9 @@
-// Products of which both operands are codes of the same type of 8 bits, int8 or e4m3, which wgmma multiplies as they
-// are, twice as many at a time as numbers of 16 bits: what is different for them in gemm_boxes.cuh.
+// Products of two operands of the same 8-bit type, int8 or e4m3, which wgmma multiplies without decoding, at twice the
+// rate of 16 bits. This file has what differs from 16 bits in gemm_boxes.cuh.
 //
-// A step has 128 columns. The tensor cores keep some 14 bits of long sums of e4m3, so that they add up a step, and
-// what it makes is added to sums in floats; those of int8 are exact for all of K. Scales of dequant() are
-// multiplied at the end where they are for whole rows, or else, for 128 columns or more, when a step's sums are added.
+// A step has 128 columns. Tensor cores keep only some 14 bits in long sums of e4m3, so they accumulate over one step,
+// and its result is added to float sums; sums of int8 are exact over all of K. Scales of dequant() are applied at the
+// end if they are for whole rows, otherwise (for 128 columns or more) when a step's sums are added.
 #pragma once
 
 #include "codes.cuh"
@@ -13,23 +13,23 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The type of 8 bits that both operands of a product are in, or void.
+// The 8-bit type of both operands of a product, or void.
 template <class X, class W>
 using in_eight_type =
     std::conditional_t<std::is_same<typename Coded<X>::Code, typename Coded<W>::Code>::value &&
                            is_multiplied_in_8<typename Coded<X>::Code> && !has_zeros<X> && !has_zeros<W>,
                        typename Coded<X>::Code, void>;
-// Whether the rows of an mma are tokens, in tiles of 256 rows of weights, and not those of weights. Then a lane has two
-// tokens and all weights, so that a step's sums have few factors, which need not be read for each four of them
-// (4096 x 14336 x 4096, e4m3 with scales for 128 x 1 and 128 x 128: 448 us instead of 508; int8 without scales 340
-// instead of 332; H200, CUDA 13.0, 2026-11, by a program that was not kept).
+// Whether tokens, and not weights, are the rows of the mma, in tiles of 256 rows of weights. A lane then has two tokens
+// and all weights, so a step's sums have few factors, which are not read for each four sums (4096 x 14336 x 4096, e4m3
+// with scales for 128 x 1 and 128 x 128: 448 us instead of 508; int8 without scales 340 instead of 332; H200, CUDA
+// 13.0, 2026-11).
 template <class P, class T, int kRows>
 constexpr bool tokens_are_rows = kRows == 256 && sizeof(T) == 1 &&
                                  (Coded<typename P::X>::scaled || Coded<FirstWeights<P>>::scaled);
-// Up to how many columns sums of int8 fit 32 bits.
+// The most columns for which sums of int8 fit 32 bits.
 constexpr int64_t kMostColumnsInEight = (int64_t(1) << 17) - 1;
 
-// Whether a source has scales for so many columns, and not for whole rows.
+// Whether a source has scales for groups of columns, and not for whole rows.
 template <class S>
 KERNELS_HD bool scaled_by_steps(const S& source, int64_t cols) {
   if constexpr (is_dequant<S>::value)
@@ -38,7 +38,8 @@ KERNELS_HD bool scaled_by_steps(const S& source, int64_t cols) {
   else
     return false;
 }
-// Whether scales are read as these kernels do: of inputs, or of weights that several products have so many rows of.
+// Whether these kernels can read the scales: those of inputs; below, those of weights, of which each group has `rows`
+// rows.
 template <class S>
 bool scales_suit_inputs(const S& source, int64_t cols) {
   if constexpr (is_dequant<S>::value)
@@ -57,9 +58,9 @@ bool scales_suit_weights(const S& source, int64_t cols, int64_t rows, bool group
   return true;
 }
 
-// The factors of a step's sums, in shared memory: of each part of a tile's weights with each token, a scale of weights
-// times one of inputs. kThreads bring them. Parts: of 64 rows each, or, where tokens are rows, halves of the one matrix
-// or either one of a gate.
+// The factors of a step's sums, in shared memory: for each part of a tile's weights and each token, the weights' scale
+// times the inputs' scale. kThreads threads load them. A part is 64 rows of weights; if tokens are rows of the mma, a
+// half of one matrix, or one matrix of a gate.
 template <class P, class T, int kRows, int kThreads>
 class StepFactors {
  public:
@@ -79,7 +80,7 @@ class StepFactors {
         of_inputs_(scaled_by_steps(p.x, p.k)),
         of_weights_(scaled_by_steps(p.template weights<0>(), p.k)) {}
 
-  // Asks for those of the step that begins with column `col`.
+  // Issues the loads for the step that begins at column `col`.
   __device__ __forceinline__ void fetch(int col) {
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
@@ -92,7 +93,7 @@ class StepFactors {
     for (int i = 0; i < kParts; ++i) {
       weights_[i] = 1;
       if constexpr (is_dequant<Gate>::value) {
-        // Of these rows the first stands for all, which have one scale.
+        // These rows share one scale: that of the first.
         const int64_t output = tile_.output + i / (by_rows ? P::matrices : 2) * (128 / P::matrices);
         const auto& scales =
             i % P::matrices == 0 ? p_.template weights<0>().scales() : p_.template weights<P::matrices - 1>().scales();
@@ -119,13 +120,13 @@ class StepFactors {
   float inputs_[kEach], weights_[kParts];
 };
 
-// Sums of an mma with kColumns columns, as wgmma has them.
+// The sums of an mma with kColumns columns, in wgmma's layout.
 template <class T, int kColumns>
 struct SumsInEight {
   std::conditional_t<std::is_same<T, int8_t>::value, int32_t, float> sums[kColumns / 8][4] = {};
 
-  // Adds them to to(j), four of columns 8j + 2t, 8j + 2t + 1 of row g, then of row g + 8, each times its factor of
-  // factors(j), if there are any.
+  // Adds them to to(j), the four sums of columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8, each times its
+  // factor of factors(j), if there are factors.
   template <class To, class Factors>
   __device__ __forceinline__ void add_to(const To& to, const Factors& factors) const {
     KERNELS_UNROLL

@@ -1,5 +1,5 @@
-// The inputs of a tile on their way to shared memory where weights come by the TMA unit or are copied as codes: brought
-// by the TMA unit, too, or by threads that do nothing else.
+// How the inputs of a tile get to shared memory if weights come by TMA or are copied as codes: by TMA as well, or by
+// producer threads.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A stage of a ring, and the parity of its barriers' phase. go() takes as many stages as there are, at most.
+// A position in a ring: stage, and parity of its barriers' phase. go() advances by at most the number of stages.
 struct RingPlace {
   int stages, stage = 0, parity = 0;
   __device__ __forceinline__ explicit RingPlace(int count) : stages(count) {}
@@ -27,10 +27,10 @@ struct RingPlace {
   }
 };
 
-// For the TMA unit, which copies inputs of type T that lie in memory in rows, in boxes of 128 bytes of these. One of
-// which rows are not there takes longer (129 x 4096 x 4096: 25.5 us for 19.6 with 192 tokens): so the last tokens of
-// each group have a box of their own, or, where only the device knows how many they are, boxes of 16. What lies behind
-// them, in shared memory or in that of inputs, makes results that nobody wants.
+// Inputs of type T in rows of constant stride, copied by TMA in boxes of 128 bytes of each row. A box with rows that do
+// not exist takes longer (129 x 4096 x 4096: 25.5 us instead of 19.6 with 192 tokens). So the last tokens of each group
+// have a box of their own; if only the device knows their number, boxes of 16 rows. Rows behind them, stale or of other
+// tokens, give results that are not used.
 template <class X, class T>
 struct InputMaps {
   static constexpr bool possible = in_rows<X, T>;
@@ -38,7 +38,7 @@ struct InputMaps {
   int last_tokens;
   bool made = false;
 
-  // For tiles of so many tokens.
+  // For tiles of `tokens` tokens.
   template <class P>
   void make(const Exec& ex, const P& p, int tokens) {
     if constexpr (possible) {
@@ -53,7 +53,7 @@ struct InputMaps {
   }
   __device__ __forceinline__ bool are_there() const { return possible && made; }
 
-  // Those of a tile's step.
+  // The boxes of a tile's step.
   struct Boxes {
     const arch::TensorMap& map;
     int first, rows, count;
@@ -73,9 +73,9 @@ struct InputMaps {
   }
 };
 
-// kThreads bring steps of 64 columns, gathered or through functors: one behind the other, or every `turns`-th of them.
-// A barrier of a stage counts all of these threads. kMostWaiting: what goes through functors is asked for ahead, if no
-// more bytes of a thread's registers wait then.
+// kThreads threads load steps of 64 columns, gathered or through functors: every step, or every `turns`-th. A stage's
+// barrier counts all of these threads. kMostWaiting: values through functors are loaded a step ahead if they take at
+// most this many bytes of a thread's registers.
 template <class T, class X, int kTokens, int kThreads, int kMostWaiting = 0>
 class InputsByThreads {
  public:
@@ -91,8 +91,8 @@ class InputsByThreads {
         further_(turns * 64),
         operand_(rows_, first_col) {}
 
-  // The step that begins with column `col`, if it has to be asked for ahead. Behind the arrival of the one before,
-  // whose fence waits for loads that are on their way.
+  // Issues the loads of the step at column `col`, if they are issued ahead. Call it after arriving for the previous
+  // step, whose fence would wait for loads in flight.
   __device__ __forceinline__ void ask_for(int col) {
     if constexpr (waits) operand_.prefetch(waiting_, rows_, 0, Operand::kEach, col, cols_);
   }
@@ -108,7 +108,7 @@ class InputsByThreads {
       for (int i = 0; i < Operand::kEach; ++i) operand_.copy(i, arch::shared_address(to), true, further_);
     }
   }
-  // When all that this thread has brought is there.
+  // Arrives when everything that this thread has copied or stored is visible.
   static __device__ __forceinline__ void arrive(arch::BarrierPlace full) {
     if constexpr (copied) arch::mbarrier_arrive_copied(full);
     else arch::async_proxy_fence(), arch::mbarrier_arrive(full);
@@ -121,7 +121,7 @@ class InputsByThreads {
     int64_t first, end;
     template <class F>
     __device__ __forceinline__ void operator()(int i, const F& f) const {
-      // The tile's first row stands for those that are not there.
+      // The tile's first row replaces rows that do not exist.
       const bool there = first + i < end;
       f(states[there ? i : 0].bind(x), there ? first + i : first, there);
     }

@@ -1,4 +1,4 @@
-// Products with many tokens on CUDA cores: float and double weights, which tensor cores would round.
+// Products with many tokens on CUDA cores, for float and double weights, which tensor cores would round.
 //
 //             128 or 64 outputs
 //            +--------------------------+     256 threads, 16 x 16. A thread has 8 x 8 or 4 x 4 sums, in groups of 16
@@ -12,7 +12,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// kWidth: elements per access to either operand. kTile_: tokens and outputs of a tile.
+// kWidth: elements in one access to either operand. kTile_: tokens and outputs of a tile.
 template <class P, int kWidth, int kTile_>
 struct SimtGemmBody {
   using C = typename P::C;
@@ -66,8 +66,7 @@ struct SimtGemmBody {
   }
 
  private:
-  // A thread's values lie four (double: two) together, and these groups 16 threads apart, so that a warp's reads are
-  // whole lines.
+  // A thread's values are in groups of four (double: two), 16 threads apart, so that a warp reads whole lines.
   static constexpr int kVector = 16 / int(sizeof(C));
   static __device__ __forceinline__ int place_of(int thread, int i) {
     return i / kVector * (16 * kVector) + thread * kVector + i % kVector;
@@ -78,7 +77,7 @@ struct SimtGemmBody {
       memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
   }
 
-  // Adds the products of the step that is in shared memory.
+  // Adds the products of the step in shared memory.
   static __device__ __forceinline__ void add_step(C (&sums)[P::matrices][kSide][kSide], const C (&x)[kStep * kPitch],
                                                   const C (&w)[P::matrices][kStep * kPitch]) {
     KERNELS_UNROLL
@@ -118,7 +117,7 @@ struct SimtGemmBody {
     }
   }
 
-  // f(number of the pack, row in the tile, column in the step) for a thread's packs.
+  // Calls f(index of the pack, row in the tile, column in the step) for a thread's packs.
   template <class F>
   static __device__ __forceinline__ void each_pack(const F& f) {
     KERNELS_UNROLL

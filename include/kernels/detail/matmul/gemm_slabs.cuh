@@ -1,4 +1,4 @@
-// The way of a tile's sums to the sink, through shared memory.
+// Epilogue: a tile's sums go through shared memory to the sink, so that whole rows are written.
 #pragma once
 
 #include "product.cuh"
@@ -7,18 +7,20 @@ KERNELS_BEGIN
 namespace detail {
 
 // Which sums of a tile a warp has:
-//   pairs    64 rows of weights with half of the tokens, which are the rows of its mma
-//   turned   32 rows of weights, which are the rows of its mma, with all tokens
-//   across   all rows of weights with 16 tokens, which are the rows of its mma
+//   pairs    64 rows of weights with half of the tokens; tokens are the rows of its mma
+//   turned   32 rows of weights with all tokens; weights are the rows of its mma
+//   across   all rows of weights with 16 tokens; tokens are the rows of its mma
 enum class SlabOrder { pairs, turned, across };
 constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : SlabOrder::pairs;
 
-// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows, one behind the other in tokens or, across, in weights. kGroups: groups of four warps that share K,
-// each with sums of the whole tile. kAheadBytes: of registers for packs on their way to the sink, which have room where
-// all slabs are laid out and no sums are left in them. kWarps: two where a warp has but 16 rows of weights, so that two
-// lay out a slab together, and each hands on half of it. kTileEachFour: whether each four warps have
-// a tile of their own.
+// A slab is kTokens x kRows sums in shared memory; a warp's slabs follow each other in tokens or, with `across`, in
+// weights.
+// - kGroups: groups of four warps that share K, each with sums of the whole tile.
+// - kAheadBytes: registers for packs that are read ahead for the sink; there is room for many if all slabs are laid
+//   out, so that no sums remain in registers.
+// - kWarps: two if a warp has only 16 rows of weights: two warps lay out a slab together, and each passes on half of
+//   it.
+// - kTileEachFour: each four warps have a tile of their own.
 template <class P, int kGroups = 1, SlabOrder kOrder = kUsualOrder, int kAheadBytes = arch::kWarpgroupMma ? 512 : 64,
           int kWarps = 1, bool kTileEachFour = false>
 struct GemmSlabs {
@@ -28,7 +30,7 @@ struct GemmSlabs {
   static constexpr int kPitch = kRows + (kOrder == SlabOrder::pairs ? 8 : 0), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
-  static constexpr int kBarrier = 1;  // named, of all groups
+  static constexpr int kBarrier = 1;  // a named barrier of all groups
 
   static __device__ __forceinline__ int warp_column() {
     if (kAcross) return 0;
@@ -39,7 +41,7 @@ struct GemmSlabs {
     return shared + threadIdx.x / (32 * kWarps) * (slabs * kFloats);
   }
 
-  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`. Groups share the work.
+  // Passes `slabs` slabs of this warp to the sink; the first begins at row `row` of the tile. Groups share the work.
   template <class Params>
   static __device__ __forceinline__ void put_slabs(const Params& params, const Tile& tile, const float* mine,
                                                    int slabs, int row, unsigned rank, unsigned splits) {
@@ -53,13 +55,13 @@ struct GemmSlabs {
     else __syncwarp();
   }
 
-  // A slab as rows of tokens, or this warp's part of one.
+  // Writes a slab, or this warp's part of one, as rows of tokens.
   static constexpr int kSums = 32 / kWarps;
   static __device__ __forceinline__ void lay_out(float* slab, const float* sums) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     if constexpr (kTurned) {
       const unsigned first = place(2 * t, threadIdx.x / 32 % kWarps * (kRows / kWarps) + g);
-      // place() of so many rows and eight columns further.
+      // The offset of place() for `rows` rows and `eights` times eight columns further.
       const auto put = [&](int rows, int eights, float sum) {
         slab[(first ^ (eights * 4 + rows % 2 * 16)) + rows * kPitch] = sum;
       };
@@ -80,30 +82,31 @@ struct GemmSlabs {
   }
 
  private:
-  // Where a column of a row is in slabs. But for pairs, a row is chunks of 16 bytes, first those with even numbers, so
-  // that lanes which read packs of 32 bytes read 64 bytes or more side by side: of a cluster's other blocks they would
-  // get half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that few banks conflict.
+  // The place of a sum in a slab. Except for pairs, a row is split into 16-byte chunks, even ones first, so that lanes
+  // reading packs of 32 bytes read at least 64 contiguous bytes: from another block of a cluster they would otherwise
+  // get half the bandwidth (16 KB in 2,360 cycles instead of 1,350). Swizzled against bank conflicts.
   static __device__ __forceinline__ unsigned place(unsigned row, unsigned col) {
     if constexpr (kOrder == SlabOrder::pairs) return row * kPitch + col;
     const unsigned chunk = col / 4, odd = chunk % 2,
                    swizzle = kAcross ? row % 4 * 2 + odd : row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
     return row * kPitch + (((odd * (kRows / 8) + chunk / 2) ^ swizzle) * 4 + col % 4);
   }
-  static constexpr int kAlike = kAcross ? 4 : 8;  // so many rows further a column is in the same place
-  // Lanes have packs side by side, as many rows at a time as that makes: a lane's column stays as it is. What the sums
-  // are and what the sink reads for them is asked for several packs ahead: behind each store, which might be to the
-  // same place, a lane would wait for it anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
+  static constexpr int kAlike = kAcross ? 4 : 8;  // rows after which a column is in the same place again
+  // Lanes have adjacent packs, as many rows at a time as that makes, so a lane's column is constant. Sums and the
+  // sink's operands are loaded several packs ahead: after each store, which might be to the same address, a lane would
+  // wait for its load (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
   static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end,
                                                    int64_t col, unsigned rank, unsigned splits) {
     using Read = Operands<P, N>;
     constexpr int kPacks = kRows / P::matrices / N, kLanes = kPacks < 32 ? kPacks : 32, kPasses = kPacks / kLanes,
                   kHeight = 32 / kLanes;
-    // What joins the sums of a gate fetches for itself. Eight packs where the sink reads a matrix, of floats at most
-    // (128 x 14336 x 4096, x += ... in floats: 54.7 us and, with four, 60.7), else four (512 x 4096 x 4096 with a bias
-    // and a residual of bfloat16: six 31.8, four 30.4). One where the sink takes pairs: it does so much with each that
-    // nothing is waited for, and would be compiled for each (queries, keys and values, turned, keys to a cache: 690 KB
-    // on sm_90a instead of 1,384; prompts of 2,048 and 16,384 tokens of Mistral-7B take as long).
+    // How many packs are read ahead. With a gate, the joining map fetches its operands itself. Eight packs if the sink
+    // reads a matrix of at most floats (128 x 14336 x 4096, x += ... in floats: 54.7 us, with four 60.7), otherwise
+    // four (512 x 4096 x 4096 with a bias and a residual of bfloat16: six 31.8, four 30.4). One if the sink takes
+    // pairs: it does so much work for each that no load is waited for, and its code would be repeated (QKV with RoPE
+    // and a KV cache: 690 KB on sm_90a instead of 1,384; prompts of 2,048 and 16,384 tokens of Mistral-7B take as
+    // long).
     constexpr bool kFetches = P::matrices == 1;
     constexpr int bytes = (!kFetches || std::is_empty<Read>::value ? 0 : int(sizeof(Read))) + P::matrices * N * 4,
                   most = kFetches && Traits<typename P::Map>::reads_matrix && sizeof(Read) <= 4 * N ? 8 : 4,
@@ -112,15 +115,15 @@ struct GemmSlabs {
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     const int lane = threadIdx.x & 31, group = kGroups > 1 ? threadIdx.x / 128 : 0;
-    const int further = 4 * slabs * kFloats;  // where the next group's are
+    const int further = 4 * slabs * kFloats;  // the offset of the next group's sums
     const int sharer = kWarps > 1 ? threadIdx.x / 32 % kWarps : group, sharers = kWarps * kGroups;
     const int rows = int(lesser<int64_t>(end - row, kAcross ? kTokens : slabs * kTokens)), step = int(splits) * sharers;
     const int turns = slabs * (kTokens / kHeight) * kPasses;
-    // Opaque: where all lanes have parts of one row, ptxas would otherwise count in uniform registers, which takes
-    // longer (1024 x 50257 x 768: 262 us instead of 248).
+    // Opaque: if all lanes have parts of one row, ptxas would count in uniform registers, which takes longer (1024 x
+    // 50257 x 768: 262 us instead of 248).
     const int my_row = arch::opaque(lane) / kLanes, my_col = lane % kLanes * N;
     mine -= group * further;
-    // f(the number among the next turns, its row and column among the warp's) for those that have something.
+    // Calls f(index among the next turns, row, column among the warp's) for lanes that have a pack.
     const auto visit = [&](int first, const auto& f) {
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
@@ -167,7 +170,7 @@ struct GemmSlabs {
       });
     }
   }
-  // Over the groups of a block, in their order.
+  // The sum over the groups of a block, in their order.
   template <int N>
   static __device__ __forceinline__ Pack<float, N> of_groups(const float* from, int row, int col, int further) {
     Pack<float, N> sum;

@@ -1,10 +1,11 @@
-// The weights of a tile on their way to shared memory: boxes that the TMA unit copies, 128 bytes of each row at a time.
+// How the weights of a tile get to shared memory by TMA: boxes of 128 bytes of each row.
 //
-// In tiles of more than 64 rows of one matrix, these are in another order than in memory, as the slabs of the epilogue
-// want them: of each 64, wgmma gives a warp 16, and those of two 64s are neighbors as outputs: half h of slab s, of 32
-// rows, lies behind the halves h of four slabs. With a gate a slab has 16 rows of either matrix, and 64 of one lie as
-// they are in memory, as do those of tiles of 64 rows. Where they are the columns of wgmma and tokens its rows, they
-// are in the order of memory, too; with a gate a slab has 32 rows of either matrix.
+// Row order in shared memory. The slabs of the epilogue determine it:
+// - Tiles of more than 64 rows of one matrix: permuted. wgmma gives a warp 16 rows of each 64, and those of two 64s are
+//   adjacent outputs: half h of slab s (32 rows) is behind the halves h of four slabs.
+// - With a gate: a slab has 16 rows of either matrix, and 64 rows of one matrix are in memory order.
+// - Tiles of 64 rows: memory order.
+// - Weights as the columns of wgmma (tokens are rows): memory order; with a gate a slab has 32 rows of either matrix.
 #pragma once
 
 #include <cstdint>
@@ -17,29 +18,29 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Weights that lie in rows of one distance: one matrix, or both of a gate.
+// Weights in rows of constant stride: one matrix, or both of a gate.
 template <class P, class T, int kRows>
 struct RowMaps {
   static constexpr bool single = P::matrices == 1, columns = tokens_are_rows<P, T, kRows>,
                         woven = kRows > 64 && single && !columns, parts = kRows > 64 && single;
   static constexpr int kBox = columns ? (single ? kRows : 32) : woven ? 128 : 64;  // rows of a box of whole slabs
-  arch::TensorMap maps[2];  // of a gate's matrices; of one in whole slabs, and in halves of slabs
-  int whole_slabs;          // so many rows of weights are in them, of each group
+  arch::TensorMap maps[2];  // of a gate's matrices; or of one matrix in whole slabs, and in halves of slabs
+  int whole_slabs;          // rows of weights in the maps of whole slabs, for each group
 
   bool make(const Exec& ex, const P& p) {
     whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
     if (!make(ex, p, p.template weights<0>(), true, maps[0])) return false;
     if (P::matrices == 2 || (parts && p.n % kRows != 0))
       return make(ex, p, p.template weights<P::matrices - 1>(), false, maps[1]);
-    maps[1] = maps[0];  // no tile asks for it
+    maps[1] = maps[0];  // unused: no tile needs it
     return true;
   }
 
-  // Those of a tile's step. A map can say where halves of slabs go if slabs are whole; where the last one is cut off,
-  // or those of a group begin anywhere, each half has a box.
+  // The boxes of a tile's step. A map describes the order of half slabs if all slabs are whole; if the last one is
+  // partial, or groups begin at any row, each half slab has a box of its own.
   struct Boxes {
     const arch::TensorMap* maps;
-    int row, left;  // its first row, and how many are there
+    int row, left;  // its first row, and how many rows exist
     bool halves;
 
     __device__ __forceinline__ bool parted() const { return halves; }
@@ -51,7 +52,7 @@ struct RowMaps {
     template <bool kParted>
     __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
       if (parts && kParted && halves) {
-        // Those that are not there are left out: to fill them with zeros takes longer than to copy them.
+        // Rows that do not exist are skipped: filling them with zeros takes longer than copying.
 #pragma unroll 4
         for (int i = 0; i < kRows / 16; ++i) {
           const int of_tile = woven ? i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16 : i * 16;
@@ -85,7 +86,7 @@ struct RowMaps {
   }
 };
 
-// A part of weights that are stacked, whose rows may stand in pairs: those of a head of head_dim rows, i and half + i.
+// A part of stacked weights. Its rows may be paired: i and half + i of each head of head_dim rows.
 struct PartOfRows {
   const void* from;
   int64_t rows, ld, half, head_dim;
@@ -113,15 +114,15 @@ PartOfRows part_of(const Stacked<S, kParts>& source, int i, int64_t) {
   return part_of(source.sections().parts[i], 0, source.sections().size(i));
 }
 
-// Matrices one behind the other, each of a multiple of 128 rows, in pairs or not. A slab has 16 pairs, of one head;
-// with each of them its two rows are side by side, whether they are in memory or not.
+// Stacked matrices, each with a multiple of 128 rows, paired or not. A slab has 16 pairs of one head, with the two rows
+// of each pair adjacent, whether or not they are in memory.
 template <class P, class T, int kRows>
 struct StackMaps {
   static constexpr int kParts = parts_in_rows<typename P::W, T> < 1 ? 1 : parts_in_rows<typename P::W, T>,
-                       kRun = kRows > 64 ? 128 : 64,                  // rows that lie in one part
-      kHalves = kRows > 64 && !tokens_are_rows<P, T, kRows> ? 2 : 1;  // of slabs, one behind the other
+                       kRun = kRows > 64 ? 128 : 64,                  // rows that are in one part
+      kHalves = kRows > 64 && !tokens_are_rows<P, T, kRows> ? 2 : 1;  // of slabs, one after the other
   arch::TensorMap maps[kParts];
-  int begins[kParts], slabs[kParts];  // a part's first row, and the slabs of each of its heads
+  int begins[kParts], slabs[kParts];  // a part's first row, and the slabs in each of its heads
 
   bool make(const Exec& ex, const P& p) {
     if (p.groups.several() || p.n > INT32_MAX) return false;
@@ -132,7 +133,7 @@ struct StackMaps {
       if (part.rows % 128 != 0 || part.rows == 0) return false;
       if (paired && (2 * part.half != part.head_dim || part.head_dim % 32 != 0)) return false;
       const int64_t ld = part.ld, of_head = (paired ? part.head_dim : part.rows) / 32, run = kRun / 32;
-      // The same whatever the tile: they add up in the same order, but those for what cannot be mapped do not.
+      // Independent of the tile: tiles add up in the same order, but kernels for weights that cannot be mapped do not.
       if (of_head % 4 != 0 && 4 % of_head != 0) return false;
       const int box = int(lesser(of_head, run));
       const MappedTensor<5> tensor{
@@ -148,14 +149,14 @@ struct StackMaps {
     return true;
   }
 
-  // Those of a tile's step.
+  // The boxes of a tile's step.
   struct Boxes {
     struct Run {
       const arch::TensorMap* map;
       int slab, head;
     };
     Run runs[kRows / kRun];
-    int count;  // of runs that are there
+    int count;  // runs that exist
 
     __device__ __forceinline__ bool parted() const { return false; }
     template <bool kParted>
@@ -190,7 +191,7 @@ struct StackMaps {
   }
 };
 
-// Of weights that the TMA unit can copy, if they are aligned.
+// Maps for weights that TMA can copy if they are aligned.
 template <class P, class T, int kRows>
 struct WeightMaps : std::conditional_t<weights_in_rows<P, T>, RowMaps<P, T, kRows>, StackMaps<P, T, kRows>> {
   static constexpr bool possible = weights_in_rows<P, T> || (P::matrices == 1 && parts_in_rows<typename P::W, T> > 0);

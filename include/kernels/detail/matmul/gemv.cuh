@@ -1,15 +1,14 @@
-// Products with few tokens on CUDA cores: weights are read straight into registers, once for M tokens.
+// Products with few tokens on CUDA cores: weights are read directly into registers, once for M tokens.
 //
 //               K: | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...    a warp reads `step` columns at a time
 //   weights row 0  |########|########|     |########|
-//           row R-1|########|########|     |########|         a block owns R rows of weights (with a
+//           row R-1|########|########|     |########|         a block has R rows of weights (with a
 //   token   0..M-1 |--------|--------|     |--------|         gate, of both matrices) and M tokens
 //
 //   sums[R x M] of each warp -> shared memory -> added in the order of warps -> sink, one result (or pair) for a thread
 //
-// There are as many threads as it takes to have all of a row in flight at once, up to 512: a thread then waits for
-// memory once, and the blocks that follow keep the memory busy. The order of additions depends on nothing but shapes
-// and types.
+// A block has as many threads, up to 512, as it takes to have a whole row in flight: each thread then waits for memory
+// once, and the following blocks keep the memory busy. The order of additions depends only on shapes and types.
 #pragma once
 
 #include "product.cuh"
@@ -24,7 +23,7 @@ template <class W, class Fetched>
 struct has_unscaled<W, Fetched, void_t<decltype(std::declval<const W&>().scale_of(std::declval<const Fetched&>()))>>
     : std::true_type {};
 
-// sum + weights * x, with a scale that the pack's weights share applied once.
+// sum + weights * x; a scale that the pack's weights share is applied once.
 template <class W, class Fetched, class C, int N>
 __device__ __forceinline__ C add_product(C sum, const W& w, const Fetched& fetched, const Pack<C, N>& x, int64_t row,
                                          int64_t col) {
@@ -38,7 +37,7 @@ __device__ __forceinline__ C add_product(C sum, const W& w, const Fetched& fetch
   else return chain(sum, resolve(w, fetched, row, col));
 }
 
-// One row of a source: with what depends on the row found out once, as far as the source lets that be done.
+// One row of a source, with everything that depends on the row computed once, as far as the source allows.
 template <class S, class Row>
 struct RowOf {
   S source;
@@ -58,15 +57,15 @@ __device__ __forceinline__ auto row_of(const W& w, int64_t row) {
   }
 }
 
-// Whether rows come in the order of pairs: parts then begin at multiples of 8 rows, and so do heads.
+// Whether rows are in the order of pairs: then parts and heads begin at multiples of 8 rows.
 template <class W>
 constexpr bool in_heads = is_paired<W>::value;
 template <class S, int kParts>
 constexpr bool in_heads<Stacked<S, kParts>> = is_paired<S>::value;
 
-// Rows row + r, up to `last`, of one head. What depends on the part and the head is found once for all of them, as
+// Rows row + r, up to `last`, of one head. What depends on the part and the head is computed once for all of them, as
 // instructions are the limit: every thread does this before it can read a weight (QKV with RoPE, 6144 x 4096: 15.0 us;
-// each row for itself 17.0).
+// computed for each row 17.0).
 template <class One, int R>
 struct RowsOf {
   One rows[R];
@@ -85,8 +84,8 @@ __device__ __forceinline__ RowsOf<One, int(sizeof...(r))> rows_of_head(const W& 
   }
 }
 
-// R rows of a matrix, kStep apart, and the packs of them that are in flight. Rows beyond the end are read as the last
-// one, packs beyond their end as zeros, if kZeros says so.
+// R rows of a matrix, kStep apart, and their packs in flight. Rows beyond the end are replaced by the last one; packs
+// beyond their end are zeros if kZeros.
 template <class W, int N, int R, int U, bool kZeros, int kStep = 1>
 struct GemvRows {
   using One = decltype(row_of(std::declval<const W&>(), kAny));
@@ -102,7 +101,7 @@ struct GemvRows {
       KERNELS_UNROLL
       for (int r = 0; r < R; ++r)
         fetched[u][r] =
-            fetch<N>(rows[r].source, rows[r].row, int64_t(unsigned(col)));  // which no shift has to keep a sign of
+            fetch<N>(rows[r].source, rows[r].row, int64_t(unsigned(col)));  // unsigned: no sign extension
     } else if constexpr (kZeros) {
       memset(&fetched[u], 0, sizeof(fetched[u]));
     }
@@ -122,7 +121,7 @@ struct GemvRows {
   }
 };
 
-// The tokens of a block: one beyond the end takes part as the last one, and is not written.
+// The tokens of a block. A token beyond the end is replaced by the last one and not written.
 template <class P, int M>
 struct GemvTokens {
   using State = TokenState<typename P::X>;
@@ -134,8 +133,8 @@ struct GemvTokens {
   __device__ __forceinline__ decltype(auto) source(int m) const { return states[m].bind(p.x); }
 };
 
-// What the warps of a block have summed up, in shared memory. As every block ends with it, its total is made without a
-// branch: warps that a block has not count as zeros.
+// The sums of a block's warps, in shared memory. Every block ends with them, so the total is computed without a branch:
+// missing warps count as zeros.
 template <class C, int kSums, int kWarps>
 struct WarpSums {
   static constexpr int kPitch = (kWarps + 3) / 4 * 4;
@@ -159,7 +158,7 @@ struct WarpSums {
   }
 };
 
-// Each of a warp's kSums sums, whose parts its lanes have.
+// The totals of a warp's kSums sums, whose parts are distributed over its lanes.
 template <int kSums, class To, class Part>
 __device__ __forceinline__ void share_parts(To& to, const Part& part) {
   using C = std::decay_t<decltype(part(0))>;
@@ -173,18 +172,18 @@ __device__ __forceinline__ void share_parts(To& to, const Part& part) {
   if (lane % kSharers == 0) to.put(lane / kSharers, sum);
 }
 
-// The dot products of R rows, of each matrix, with M tokens: on CUDA cores, in the type of computation.
+// The dot products of R rows of each matrix with M tokens on CUDA cores, in the compute type.
 template <class P, int N, int R, int M>
 struct PlainDots {
   using C = typename P::C;
   static constexpr int pack = N, rows = R, tokens = M, max_threads = 512;
-  static constexpr int step = 32 * N;     // columns that a warp takes in at a time
-  static constexpr bool few_warps = false;  // whether few warps are to share a row
-  static constexpr int pieces = 1;          // of a step: each is prefetched again as soon as it has been taken in
+  static constexpr int step = 32 * N;     // columns that a warp takes at a time
+  static constexpr bool few_warps = false;  // whether a few warps should share a row
+  static constexpr int pieces = 1;          // of a step: each is prefetched again once it has been used
   template <class Weights, int U>
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
-  // As few as hardly spill: blocks behind keep the memory busy.
+  // As few as barely avoid spilling: following blocks keep the memory busy.
   static constexpr int registers = sizeof(C) > 4 || N == 1 || M > 4 ? 128
                                    : M > 1                          ? 80
                                    : !starts_normed<typename P::X>  ? 32
@@ -200,7 +199,7 @@ struct PlainDots {
     rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end);
   }
 
-  // Takes in what the warp has prefetched of the step from column `begin` on, as number u of the pieces in flight.
+  // Adds what the warp has prefetched of the step at column `begin`, piece u of those in flight.
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of,
                                       int begin) {
@@ -238,18 +237,18 @@ struct PlainDots {
   }
 };
 
-// A block makes R rows of outputs for M tokens.
+// A block computes R rows of outputs for M tokens.
 template <class P, class Dots, int U>
 struct GemvBody {
   using C = typename P::C;
   static constexpr int max_threads = Dots::max_threads, registers = Dots::registers;
   static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
   static constexpr bool few_warps = Dots::few_warps;
-  static constexpr int kSums = M * R, kPieces = Dots::pieces;  // of each matrix, and of a step
+  static constexpr int kSums = M * R, kPieces = Dots::pieces;  // sums for each matrix; pieces of a step
   static constexpr bool waits_by_itself = true;
   struct Params {
     P problem;
-    bool weights_ready;  // before the kernel ahead has ended
+    bool weights_ready;  // weights may be read before the kernel ahead has ended
   };
   static constexpr int kOut = outputs_per_store<P>;
   static_assert(R % kOut == 0, "pairs are whole");
@@ -264,10 +263,10 @@ struct GemvBody {
     __shared__ typename State::Scratch scratch;
     __shared__ typename Dots::Scratch dots_scratch;
     __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
-    if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
+    if (!params.weights_ready) arch::grid_dependency_pass();  // also before expert ids are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R,
-                   rows = unsigned(p.n);  // 32 bits: what a block computes before its first loads counts
+                   rows = unsigned(p.n);  // 32 bits: work before the first loads counts
     Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
     if (by_token<typename P::W> && tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
@@ -284,17 +283,16 @@ struct GemvBody {
     int begin = warp * step;
     KERNELS_UNROLL
     for (int u = 0; u < U * kPieces; ++u) prefetch(u, begin + u / kPieces * stride);
-    if (tokens.first >= p.m) return;  // not before loads of weights are issued, if they are the same for all
+    if (tokens.first >= p.m) return;  // after issuing loads of weights, if these are the same for all tokens
     sums.clear_missing();
     arch::grid_dependency_pass();
     typename State::Team team(scratch);
     KERNELS_UNROLL
-    for (int m = 0; m < M; ++m) {  // while the weights are on their way
+    for (int m = 0; m < M; ++m) {  // while the weights are in flight
       tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(
           team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
-    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is
-    // prefetched now.
+    // The first threads compute the results, a row (or pair) and a token each. The sink's operands are prefetched now.
     const int64_t token = tokens.first + threadIdx.x / (R / kOut);
     const unsigned output = row + threadIdx.x % (R / kOut) * kOut;
     const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;
@@ -314,7 +312,7 @@ struct GemvBody {
   }
 
  private:
-  // Takes in a warp's steps from column `begin` on; prefetch(u, column) asks for those that follow.
+  // Processes a warp's steps from column `begin` on; prefetch(u, column) issues the loads of later ones.
   template <class First, class Second, class Prefetch>
   static __device__ __forceinline__ void add_steps(Dots& dots, const First& first, const Second& second,
                                                    const Tokens& tokens, int begin, int stride, int cols,
@@ -330,7 +328,7 @@ struct GemvBody {
     }
   }
 
-  // A thread's result, the total of all warps' sums.
+  // A thread's result: the total of all warps' sums.
   template <class Sums>
   static __device__ __forceinline__ void put_totals(const Result<P>& result, const Sums& sums,
                                                     const Prepared& prepared) {

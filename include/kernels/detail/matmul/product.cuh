@@ -1,5 +1,5 @@
-// What all kernels of products share: the problem, tiles of it (of one product, or of the groups of a mixture of
-// experts), the state of inputs that are normalized on the way in, and the way of a result to its sink.
+// What all product kernels share: the problem, its tiles (of one product, or of a mixture's groups), the state of
+// inputs that are normalized while they are read, and how a result gets to the sink.
 #pragma once
 
 #include "../../weights.h"
@@ -24,28 +24,28 @@ struct ProductProblem {
   int64_t m, n, k;
   Groups groups;
 
-  // The weights that go into a result: one matrix, or the two of a gate.
+  // The weights of a result: one matrix, or the two of a gate.
   template <int i>
   KERNELS_HD decltype(auto) weights() const {
     if constexpr (!is_gated<W>::value) return (w);
     else if constexpr (i == 0) return w.gate();
     else return w.up();
   }
-  // For a token, where they differ from one to the next.
+  // For a token, if weights depend on it.
   template <int i>
   __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
 };
-// The one matrix, or the gate.
+// The only matrix, or the gate.
 template <class P>
 using FirstWeights = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
 
-// A tile of one product: its tokens end before row_end, its weights begin at row `weights`.
+// A tile of one product: tokens [token, token_end), and weights whose group begins at row `weights`.
 struct Tile {
-  int64_t token, output;  // the first of either
+  int64_t token, output;  // the first of each
   int64_t token_end, weights;
 
-  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its
-  // outputs. For all threads of a block at once.
+  // Tile number `token_tile` of `height` tokens among those of all groups, with outputs from first_output on. Called by
+  // all threads of a block.
   template <class P>
   __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output)
       : output(first_output) {
@@ -54,7 +54,7 @@ struct Tile {
     token_end = p.m;
     if (groups.offsets != nullptr) {
       token_end = 0;  // none, if there are more blocks than tiles
-      // Every warp looks at 32 groups at a time.
+      // Every warp examines 32 groups at a time.
       const int lane = threadIdx.x & 31;
       for (int64_t some = 0; some < groups.count; some += 32) {
         const bool there = some + lane < groups.count;
@@ -90,7 +90,7 @@ struct Tile {
   }
 };
 
-// How many token tiles there are, at most.
+// An upper bound on the number of token tiles.
 template <class P>
 int64_t token_tiles(const P& p, int64_t height) {
   const int64_t tiles = (p.m + height - 1) / height;
@@ -98,11 +98,11 @@ int64_t token_tiles(const P& p, int64_t height) {
   return tiles + (p.groups.count < p.m ? p.groups.count : p.m);
 }
 
-// How many results a sink has to get at once: one, or the two of a pair.
+// The results that a sink takes at once: one, or the two of a pair.
 template <class P>
 constexpr int outputs_per_store = wants_pairs<typename P::Out>() ? 2 : 1;
 
-// N results on their way to the sink, one or a pair where it is not said, with what the sink reads for them.
+// N results on their way to the sink, by default one, or a pair; with the sink's operands.
 template <class P, int N = outputs_per_store<P>>
 struct Result {
   static_assert(outputs_per_store<P> == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
@@ -117,7 +117,7 @@ struct Result {
   static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) {
     return {p, token, output, fetch(p, token, output)};
   }
-  // prepared: by the sink, for this result.
+  // prepared: what the sink prepared for this result.
   template <class Prepared>
   __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices], const Prepared& prepared) const {
     const auto map = sink_map(p.out);
@@ -130,7 +130,7 @@ struct Result {
   }
 };
 
-// What must be known of a token's inputs before any can be read: the state of their row, if the source begins with
+// What must be known of a token's inputs before they can be read: their row's state, if the source begins with
 // normed().
 template <class X, bool = starts_normed<X>>
 struct TokenState {
@@ -151,13 +151,13 @@ struct TokenState<X, true> {
   typename Base::State state;
   Linear<C> linear;
 
-  // By the threads of a block. `writes`: what the caller wants to know of each row, too.
+  // Computed by the threads of a block. `writes`: also writes the row statistics that the caller asked for.
   template <int N>
   static __device__ __forceinline__ TokenState by_block(Team& team, const X& x, int64_t row, int cols, bool writes) {
     return found<N>(x, row, cols, team.rank(), team.size(), writes,
                     [&](const auto& op, const auto& state) { return team.reduce(op, state, Count<C>(cols)); });
   }
-  // By a warp.
+  // Computed by a warp.
   template <int N>
   static __device__ __forceinline__ TokenState by_warp(const X& x, int64_t row, int cols, bool writes) {
     return found<N>(x, row, cols, threadIdx.x & 31, 32, writes,
@@ -187,7 +187,7 @@ struct TokenState<X, true> {
   }
 };
 
-// The states of a block's tokens, a warp for each in turn, in shared memory.
+// Computes the states of a block's tokens in shared memory, a warp for each.
 template <int N, class X>
 __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows,
                                             int64_t cols, bool writes) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, i
   }
 }
 
-// N sums in shared memory, at a multiple of their size or of 16 bytes.
+// N sums in shared memory, aligned to their size or to 16 bytes.
 template <int N>
 __device__ __forceinline__ Pack<float, N> sums_at(const float* from) {
   Pack<float, N> out;

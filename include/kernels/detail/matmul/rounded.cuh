@@ -1,5 +1,5 @@
-// Operands that are rounded to 16 bits once, by a kernel ahead of the product. Blocks that read them through their
-// functors would do that again for each tile.
+// A kernel that rounds operands to 16 bits once, ahead of the product. Otherwise every block would read them through
+// their functors again, for each of its tiles.
 #pragma once
 
 #include "../../exec.cuh"
@@ -8,15 +8,15 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A row lies `ld` elements behind the one before: a multiple of 16 bytes.
+// The row stride: a multiple of 16 bytes.
 inline int64_t rounded_ld(int64_t cols) { return (cols + 7) / 8 * 8; }
 
-// A block takes a row, or a part of it. N columns are read at a time.
+// A block takes a row, or a part of it, N columns at a time.
 template <class S, class T, int N>
 struct RoundBody {
-  static constexpr int max_threads = 256, registers = 128, kPacks = 2;  // that a thread has on their way
+  static constexpr int max_threads = 256, registers = 128, kPacks = 2;  // packs that a thread has in flight
   using State = TokenState<S>;
-  // A row's state is found by one block.
+  // A row's state is computed by one block.
   static constexpr int kPartCols = starts_normed<S> ? 1 << 30 : max_threads * kPacks * N;
   struct Params {
     S source;
@@ -31,7 +31,7 @@ struct RoundBody {
     const int first = int(blockIdx.x % unsigned(params.parts)) * kPartCols,
               end = int(lesser<int64_t>(params.cols, int64_t(first) + kPartCols));
     const Groups& groups = params.groups;
-    // With offsets there may be fewer rows than M, and what says where the others are need not be written.
+    // With offsets there may be fewer rows than M, and row indices beyond them may be uninitialized.
     if (groups.offsets != nullptr && (row < groups.offsets[0] || row >= groups.offsets[groups.count])) return;
     typename State::Team team(scratch);
     const State state = State::template by_block<N>(team, params.source, row, params.cols, true);
@@ -47,7 +47,7 @@ struct RoundBody {
   }
 };
 
-// groups: of rows, which may be fewer than there is room for.
+// groups: of rows; there may be fewer rows than room.
 template <class T, class S>
 Status round_rows(const Exec& ex, const S& source, T* to, int64_t rows, int64_t cols, const Groups& groups = {}) {
   const auto start = [&](auto width) {

@@ -1,5 +1,5 @@
 // Dot products on tensor cores, for products with few tokens: weights of 16, 8 or 4 bits are decoded to pairs of 16
-// bits, and mma does what CUDA cores would multiply one by one.
+// bits, and mma replaces the multiplications of CUDA cores.
 //
 //   a row of weights:  | piece 0 | piece 1 | ... | piece 7 |    lanes 4g to 4g + 3 read piece g, 16 bytes each
 //
@@ -8,12 +8,12 @@
 //     row g + 8 = piece g    that belong to piece g        (g + 8, g)  is of the second one; all others are not used
 //                 of a second row of weights
 //
-// Memory is read fastest in whole rows, and mma wants operands of 16 rows: so the rows of A are pieces of one row of
-// weights, and only the diagonals of C count. mma has time for that, as the kernel is bound by memory.
+// Memory is fastest when whole rows are read, but mma takes operands of 16 rows. So the rows of A are pieces of one row
+// of weights, and only the diagonals of C are used. The tensor cores have time for that, as the kernel is memory-bound.
 //
-// A fragment's k may be in any order that weights and inputs share, so a lane's 16 bytes are operands of several mma,
-// without shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as
-// well.
+// The k of a fragment may be in any order that weights and inputs share, so a lane's 16 bytes are operands of several
+// mma without shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits removes is
+// multiplied in a second pass.
 #pragma once
 
 #include "../dequantize.cuh"
@@ -22,8 +22,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// N values of a row as pairs of T: as they lie in memory when they are of type T there, otherwise rounded to it. Or, as
-// `rest`, what that rounding leaves, where it is finite.
+// N values of a row as pairs of T: as they are in memory if they are of type T, otherwise rounded. With `rest`, the
+// rounding errors, where these are finite.
 template <class S, int N>
 struct FetchedRow {
   static constexpr int width = pack_within<S, N>;
@@ -67,14 +67,14 @@ bool has_fine_scales(const W& w) {
   else return w.scales().group(4 * Coded<W>::pack) < 4 * Coded<W>::pack;
 }
 
-// The codes of a pack as they lie in memory.
+// The codes of a pack as they are in memory.
 template <class W, class Fetched>
 __device__ __forceinline__ void read_codes(uint32_t (&words)[4], const Fetched& fetched) {
   if constexpr (Coded<W>::scaled) memcpy(words, &fetched.codes, sizeof(words));
   else memcpy(words, &fetched, sizeof(words));
 }
 
-// The dot products of R rows, of each matrix, with M tokens.
+// The dot products of R rows of each matrix with M tokens.
 template <class P, int R, int M>
 struct TensorDots {
   using X = typename P::X;
@@ -88,8 +88,8 @@ struct TensorDots {
   using Rows = GemvRows<Weights, pack, R, U, true>;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Coded<W>::scaled;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;  // inputs need no rounding
-  // Few, for room: 4096 x 14336 took 10.3 us with 64 and 12.5 with 72 or 80 (one token, 4 bits), 28.9 and 30.4 with 128
-  // (two, 16 bits).
+  // Few, for occupancy: 4096 x 14336 took 10.3 us with 64 and 12.5 with 72 or 80 (one token, 4 bits), 28.9 and 30.4
+  // with 128 (two tokens, 16 bits).
   static constexpr int registers = M == 1 || (!coded && exact) ? 64 : 128;
   static constexpr int kEach = coded ? pack / 4 : 8;  // codes that are decoded together: those of a word
   static constexpr int kBlocks = pack / kEach;
@@ -112,7 +112,7 @@ struct TensorDots {
     const int col = begin + int(threadIdx.x & 31) * pack, cols = int(of.p.k);
     uint32_t codes[kAll][4];
     float scales[kAll], zeros[kAll];
-    // Lanes beyond the end have read no scale: the first of the piece has it, too.
+    // Lanes beyond the end have not read a scale: they take that of the piece's first lane.
     const auto from_first = [](float x) { return __shfl_sync(0xffffffffu, x, threadIdx.x & 28); };
     KERNELS_UNROLL
     for (int i = 0; i < kAll; ++i) {
@@ -125,7 +125,7 @@ struct TensorDots {
           zeros[i] = from_first(row.source.scales().zero(fetched.scales));
       }
     }
-    float some[M][kPairs][4] = {};  // sums that wait for their scale
+    float some[M][kPairs][4] = {};  // sums that are not yet scaled
     KERNELS_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       uint32_t weights[kAll][kEach / 2];
@@ -186,16 +186,15 @@ struct TensorDots {
   }
 };
 
-// The same for weights of which 64 bytes have several scales. Rows of an mma are rows of weights, upper and lower ones;
-// lanes 4g to 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with,
-// column t has the inputs beside the bytes of lane t and zeros elsewhere: so each column of the sums has one scale.
-// Columns 4 to 7 are those of a second token. Where a code is infinite, which some of 8 bits are, the result is not a
-// number: it is multiplied by these zeros, too.
+// The same for weights with several scales in 64 bytes of codes. The rows of the mma are rows of weights, upper and
+// lower ones; lanes 4g to 4g + 3 read 64 bytes of row g, and each lane's bytes have one scale. Column t of the other
+// operand has the inputs for lane t's bytes and zeros elsewhere, so each column of sums has one scale. Columns 4 to 7
+// are a second token. An infinite code, which some 8-bit types have, makes the result NaN, as it is also multiplied by
+// these zeros.
 //
-// A warp copies the inputs of its columns to shared memory, with as many zeros behind them for all lanes that are to
-// have zeros: each lane then reads from one address, whatever it multiplies. Codes multiplied as halves that are too
-// small for an exponent, as they lie in memory, and what they are too large by multiplied for itself, are 20 % fewer
-// instructions and took longer: the tensor cores' time counts.
+// A warp copies the inputs of its columns to shared memory, followed by zeros for the lanes that need zeros: each lane
+// then reads from one address. An alternative multiplied codes as halves without the right exponent, as they are in
+// memory, and their excess separately: 20 % fewer instructions, but longer, as the time of the tensor cores counts.
 template <class P, int M>
 struct FineDots {
   using X = typename P::X;
@@ -205,25 +204,25 @@ struct FineDots {
   static_assert(M <= 2, "eight columns");
   static constexpr int pack = Coded<W>::pack, rows = 16 / P::matrices, tokens = M, max_threads = 512;
   static constexpr int kEach = pack / 4;
-  static constexpr int kHalf = 4 * pack, step = 2 * kHalf;  // 128 bytes of a row: memory does not like less
+  static constexpr int kHalf = 4 * pack, step = 2 * kHalf;  // 128 bytes of a row: memory is slower with less
   static constexpr bool few_warps = true;
   static constexpr int registers = 72;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;
   static constexpr int kMine = 2 / P::matrices;  // rows of a matrix that a lane reads
-  static constexpr int kRounds = exact ? 1 : 2;  // the inputs, and what rounding leaves of them
+  static constexpr int kRounds = exact ? 1 : 2;  // the inputs, and their rounding errors
   static constexpr int kInputs = step / 32;      // of a token, that a lane copies
   template <class Weights, int U>
   using Rows = GemvRows<Weights, pack, kMine, U, false, 8>;
   static constexpr int pieces = 2;
 
-  // Of each warp; what lanes with zeros read lies in other banks than what others read at the same time.
+  // For each warp. Lanes with zeros read from other banks than the lanes that read inputs at the same time.
   struct Scratch {
     static constexpr int kInput = 2, kZeros = (M * step + 2 * kEach) * kInput,
                          kRound = kZeros + step * kInput;  // bytes
     alignas(16) unsigned char inputs[max_threads / 32][kRounds * kRound];
   };
 
-  // Inputs are asked for a step ahead.
+  // Inputs are loaded a step ahead.
   __device__ __forceinline__ FineDots(Scratch& scratch, const GemvTokens<P, M>& of, int begin)
       : inputs_(scratch.inputs[threadIdx.x / 32]) {
     fetch_inputs(of, begin);
@@ -233,7 +232,7 @@ struct FineDots {
   }
 
   static __device__ __forceinline__ unsigned first_row() { return lane() / 4; }
-  // Lanes beyond the end read the last codes once more, and multiply them by zeros.
+  // Lanes beyond the end read the last codes again, and multiply them by zeros.
   template <class Some>
   static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) {
     rows.prefetch(u, greater(0, lesser(begin + u % 2 * kHalf + int(lane() & 3) * pack, end - pack)), end);
@@ -255,7 +254,7 @@ struct FineDots {
     uint32_t codes[2][4];
     read_codes<W>(codes[0], fetched_upper);
     read_codes<W>(codes[1], fetched_lower);
-    float some[2][4] = {};  // two, as an mma waits for the one ahead of it that adds to the same sums
+    float some[2][4] = {};  // two, as an mma waits for the preceding one that adds to the same sums
     KERNELS_UNROLL
     for (int block = 0; block < 4; ++block) {
       uint32_t weights[2][kEach / 2];
@@ -325,14 +324,14 @@ struct FineDots {
     }
     __syncwarp();
   }
-  // Nothing where there are no zero points.
+  // Nothing if there are no zero points.
   template <class Source, class Fetched>
   static __device__ __forceinline__ auto zero_of(const Source& source, const Fetched& fetched) {
     if constexpr (has_zeros<Source>) return source.scales().zero(fetched.scales);
     else return Nothing{};
   }
   using Bound =
-      std::decay_t<decltype(std::declval<const GemvTokens<P, M>&>().source(0))>;  // void for the compiler of the host
+      std::decay_t<decltype(std::declval<const GemvTokens<P, M>&>().source(0))>;  // void for the host compiler
   unsigned char* const inputs_;
   FetchedRow<std::conditional_t<std::is_void<Bound>::value, X, Bound>, kInputs> ahead_[M];
   float sums_[4] = {};

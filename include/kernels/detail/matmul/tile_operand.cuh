@@ -1,5 +1,5 @@
-// The way of a tile of inputs or weights to shared memory, as tensor cores read it there: 16-bit elements are copied,
-// others read through their functors, rounded to 16 bits and stored.
+// How a tile of inputs or weights gets to shared memory in the layout that tensor cores read: 16-bit elements are
+// copied; others are read through their functors, rounded to 16 bits and stored.
 #pragma once
 
 #include "../dequantize.cuh"
@@ -10,7 +10,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Where a 16-bit operand is in memory.
+// The address of a 16-bit operand.
 template <class Src, Cache kCache>
 __device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row,
                                                  int64_t col) {
@@ -29,12 +29,12 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
 }
 
-// Whether tensor cores multiply codes of this type of 8 bits as they are.
+// Whether tensor cores multiply this 8-bit type directly.
 template <class T>
 constexpr bool is_multiplied_in_8 = std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value;
 
-// Whether an operand lies in memory as tensor cores take it, of type T in rows of one distance. Scales of codes are
-// read beside them.
+// Whether an operand is in memory as tensor cores take it, of type T in rows of constant stride. Scales are read
+// separately.
 template <class S, class T>
 constexpr bool in_rows = false;
 template <class T, Cache kCache>
@@ -42,7 +42,7 @@ constexpr bool in_rows<DirectLoad<T, float, kCache>, T> = is_16_bit<T> || is_mul
 template <class Codes, class Scale, class T>
 constexpr bool in_rows<Dequant<Codes, Scales<Scale>>, T> = is_multiplied_in_8<T>&& in_rows<Codes, T>;
 
-// Where it lies: the source without its scales.
+// The source without its scales.
 template <class S>
 const S& without_scales(const S& source) {
   return source;
@@ -52,16 +52,18 @@ const Codes& without_scales(const Dequant<Codes, Scale>& source) {
   return source.codes();
 }
 
-// Whether the weights of a product do: of one matrix, or both of a gate.
+// Whether the weights of a product are: one matrix, or both of a gate.
 template <class P, class T>
 constexpr bool weights_in_rows = in_rows<FirstWeights<P>, T>&&
     in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
 
-// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
-// there is one) for row i of the tile; of rows that are not there anything may be left in shared memory. kWidth:
-// elements that are read together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source
-// takes. A block may have several groups of kThreads, each with tiles of its own. kByLanes: read by lanes, eight
-// columns each, instead of by ldmatrix.
+// One thread's share of an operand of its block's tile, kRows rows.
+// - which(i, f) calls f(source, its row, whether it exists) for row i of the tile. Shared memory of rows that do not
+//   exist may hold anything.
+// - kWidth: elements that are read together if the operand is not copied: 1, or the 8 of a chunk, in as many accesses
+//   as the source needs.
+// - A block may have several groups of kThreads, each with its own tiles.
+// - kByLanes: lanes read eight columns each, instead of ldmatrix.
 template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64, bool kByLanes = (kStep > 64)>
 class TileOperand {
  public:
@@ -71,7 +73,7 @@ class TileOperand {
   static constexpr int kPart = pack_within<Source, kWidth>, kParts = kWidth / kPart;
   static constexpr bool as_it_lies = std::is_same<copied_type<Source>, T>::value, copied = kWidth == 8 && as_it_lies;
 
-  // ldmatrix reads eight rows at a time, lanes four chunks of two rows.
+  // The swizzle: ldmatrix reads eight rows at a time, lanes read four chunks of two rows.
   static __device__ __forceinline__ uint32_t place(int row, int chunk) {
     return row * (kStep * 2) + (chunk ^ (kByLanes ? row % 2 * 4 : row % 8)) * 16;
   }
@@ -87,12 +89,13 @@ class TileOperand {
     }
   }
 
-  // Copies the next step's chunk number i to the stage, if there are more steps. `further`: where the one after it is.
+  // Copies chunk i of the next step to the stage, if there are more steps. `further`: the distance to the step after
+  // it.
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more, int further = kStep) {
     arch::copy_async_16_if(stage + mine() + i * kPass, from_[i], more && (there_ >> i & 1) != 0);
     from_[i] += further;
   }
-  // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
+  // Copies a step that is `ahead` columns after the next one and ends at `cols` columns.
   __device__ __forceinline__ void copy_cut(uint32_t stage, int ahead, int cols) const {
     const int left = cols - chunk() * 8;
     KERNELS_UNROLL
@@ -105,9 +108,9 @@ class TileOperand {
     }
   }
 
-  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time: for rows that are
-  // not there the row that stands for them, as a branch for each chunk would keep them from overlapping. With kWidth of
-  // 1 they are loaded only when they are to be stored, for want of registers.
+  // Operands that are not copied are loaded first and stored later, chunks [begin, end) of a thread's kEach at a time.
+  // Rows that do not exist are replaced by another row, as a branch for each chunk would keep loads from overlapping.
+  // With kWidth 1 they are loaded only when they are stored, as registers would not suffice.
   struct Waiting {
     Fetched<Source, kPart> chunks[copied || kWidth < 8 ? 1 : kEach][kParts];
   };
@@ -128,7 +131,7 @@ class TileOperand {
       KERNELS_UNROLL
       for (int i = begin; i < end; ++i) put_chunk(waiting.chunks[i], stage, which, i, col);
     } else if constexpr (as_it_lies) {
-      constexpr int kSome = kEach < 8 ? kEach : 8;  // that are on their way
+      constexpr int kSome = kEach < 8 ? kEach : 8;  // chunks in flight
       const int left = cols - col - chunk() * 8;
       KERNELS_UNROLL
       for (int first = begin; first < end; first += kSome) {
@@ -160,7 +163,7 @@ class TileOperand {
     }
   }
 
-  // Both, with no more than kBytes on their way.
+  // Loads and stores, with at most kBytes in flight.
   template <int kBytes, class Which>
   __device__ __forceinline__ void load_and_store(unsigned char* stage, const Which& which, int begin, int end, int col,
                                                  int cols) const {
@@ -187,7 +190,7 @@ class TileOperand {
   static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x % kThreads / kChunks; }
   static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x % kThreads / kChunks, chunk()); }
 
-  // Chunks of which `left` columns are there.
+  // Chunks of which `left` columns exist.
   __device__ __forceinline__ void store_cut(unsigned char* stage, int begin, int end, int col, int left) const {
     KERNELS_UNROLL
     for (int i = begin; i < end; ++i) {

@@ -402,7 +402,7 @@ class Gemv {
     }
   }
   // Brings inputs into the order, and into digits, that a matrix of type M expects; returns the number of columns in
-  // digits. A block with numbers that are not finite stays in floats: they would spoil the block's scale.
+  // digits. It is 0 if any input is not finite, as that would spoil the scale of its block.
   template <class M>
   int64_t prepare_inputs(int64_t cols, C* x, int64_t stride) const {
     int64_t in_blocks = 0;
