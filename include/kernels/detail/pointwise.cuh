@@ -1,13 +1,13 @@
-// What makes each pack of a matrix on its own.
+// The kernel for operations that treat each pack of a matrix independently.
 //
 //   packs of all rows, one row after the other:  | block 0 | block 1 | ...    a thread has a few packs, a block apart,
 //                                                                             and fetches all before it finishes one
 //
 // F has
 //
-//   fetch<N>(row, col)               all that it reads for a pack
+//   fetch<N>(row, col)               everything that it reads for a pack
 //   finish<N>(fetched, row, col)     the rest
-//   takes_rest                       whether columns of a single row may be left that fill no pack
+//   takes_rest                       whether the last columns of a single row may be fewer than a pack
 #pragma once
 
 #include "../core/divisor.h"
@@ -17,18 +17,18 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Most numbers are small, and dividing those takes a fraction of the time.
+// Usually both numbers fit 32 bits, and dividing those takes a fraction of the time.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return ((a | b) >> 32) == 0 ? int64_t(uint32_t(a) / uint32_t(b)) : a / b;
 }
 
-// Units that lie side by side in rows, gone through in tiles.
+// Units that are adjacent in rows, processed in tiles.
 struct Tiles {
   Divisor in_rows;  // by row_units
   int64_t row_units, units;
 
   Tiles(int64_t rows, int64_t in_row) : units(rows * in_row) {
-    // In a single row there is no end that a unit comes to.
+    // A single row has no end that a unit could cross.
     if (rows > 1) in_rows = Divisor(uint32_t(in_row)), row_units = in_row;
     else row_units = int64_t(1) << 62;
   }
@@ -37,12 +37,12 @@ struct Tiles {
     int64_t row, begin;  // of the first unit
     int count;
   };
-  // The `most` units from `first` on, or as many as there are.
+  // The tile of at most `most` units from unit `first` on.
   __device__ __forceinline__ Tile tile(int64_t first, int64_t most) const {
     const int64_t row = first >> 31 == 0 ? int64_t(in_rows.quotient(uint32_t(first))) : first / row_units;
     return {row, first - row * row_units, int(lesser(most, units - first))};
   }
-  // f(row, number in it) of unit `at` of a tile.
+  // Calls f(row, index in the row) for unit `at` of a tile.
   template <class F>
   __device__ __forceinline__ auto place(const Tile& tile, int at, const F& f) const {
     const uint32_t rows = in_rows.quotient(uint32_t(tile.begin) + at);
@@ -64,8 +64,8 @@ struct PointwiseBody {
   struct Params {
     F f;
     Tiles packs;
-    int each;  // packs that a thread takes at a time, `most` at most
-    int rest;  // columns behind the packs, where there is one row
+    int each;  // packs that a thread takes at a time, at most `most`
+    int rest;  // columns after the last pack, if there is one row
   };
 
   static __device__ __forceinline__ void run(const Params& p) {
@@ -93,7 +93,7 @@ struct PointwiseBody {
   }
 };
 
-// start(N) for the first of kWide, kMiddle and 1 that fits.
+// Calls start(N) with the first of kWide, kMiddle and 1 that fits.
 template <int kWide, int kMiddle, class Fits, class Start>
 Status with_widest(const Fits& fits, const Start& start) {
   if (fits(kWide)) return start(std::integral_constant<int, kWide>());
@@ -103,7 +103,7 @@ Status with_widest(const Fits& fits, const Start& start) {
   return start(std::integral_constant<int, 1>());
 }
 
-// In packs of N; columns of a single row that are left come one by one.
+// In packs of N; the remaining columns of a single row one by one.
 template <int N, int kBytes = tuning::kBytesInFlight, class F>
 Status start_packs(const Exec& ex, const F& f, int64_t rows, int64_t cols) {
   using Body = PointwiseBody<F, N, kBytes>;
@@ -116,7 +116,7 @@ Status start_packs(const Exec& ex, const F& f, int64_t rows, int64_t cols) {
   how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));
   return launch<Body>(ex, how, params);
 }
-// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns.
+// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divides the columns.
 template <int kWide, int kMiddle = 1, int kBytes = tuning::kBytesInFlight, class F>
 Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pack) {
   const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || (F::takes_rest && rows == 1)); };

@@ -1,8 +1,8 @@
 // The router's kernels: a warp chooses a token's experts; blocks sort choices by expert, stably.
 //
 //   RouteBody       warp = token:  lane l has the logits of experts l, l + 32, ...; choice i ends in lane i
-//   SortCountBody   block = a range of choices:  how many each expert has
-//   SortBody        the same ranges: each choice to its place, behind those of experts and blocks before
+//   SortCountBody   block = a range of choices:  counts the choices of each expert
+//   SortBody        the same ranges: writes each choice to its place, after those of earlier experts and blocks
 #pragma once
 
 #include "../router.h"
@@ -11,12 +11,12 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The number of the lane with the largest rank, the lowest of equals; every lane gets it.
+// The lane with the largest rank, the lowest of equal ones. Every lane gets the result.
 __device__ __forceinline__ int best_lane(uint32_t rank) {
   return __ffs(int(__ballot_sync(0xffffffffu, rank == __reduce_max_sync(0xffffffffu, rank)))) - 1;
 }
 
-// A warp for each token: lane l has experts l, l + 32 and so on, kEach of them.
+// A warp for each token: lane l has kEach experts, l, l + 32 and so on.
 template <class Logits, int kEach>
 struct RouteBody {
   static constexpr int max_threads = 128, registers = kEach > 8 ? 128 : 64;
@@ -115,7 +115,7 @@ struct RouteBody {
     }
   }
 
-  // Takes out of the choice what is in a group that is not kept.
+  // Excludes experts in groups that are not kept.
   static __device__ __forceinline__ void keep_groups(const Params& p, uint32_t (&ranks)[kEach]) {
     const int lane = threadIdx.x & 31, groups = p.options.group_count(), size = p.experts / groups;
     const auto is_in = [&](int j, int begin) { return unsigned(lane + 32 * j - begin) < unsigned(size); };
@@ -153,8 +153,8 @@ struct RouteBody {
 
 // ---- sorting -------------------------------------------------------------------------------------------------------
 
-// Warps go through choices side by side, each through a part of its own, with a table of its own: how many there are of
-// each expert, and then where the next one goes. So the order needs no atomics, and is the same each time.
+// Each warp processes a part of the choices with its own table: first the number of choices of each expert, then the
+// place of the next one. So the order needs no atomics, and is the same each time.
 struct SortParams {
   const int32_t* ids;
   ExpertOrder to;
@@ -169,8 +169,8 @@ struct SortTables {
   int32_t of_warp[kWarps][kMaxExperts];
   int32_t of_warps[kWarps];
 
-  // f(number of the choice, its expert or -1, how many with the same expert are before it in the warp, how many in all)
-  // for 32 choices at a time of this warp's part, on all lanes.
+  // Calls f(index of the choice, its expert or -1, how many with the same expert precede it in the warp, how many there
+  // are) for 32 choices at a time of this warp's part, on all lanes.
   template <class F>
   static __device__ __forceinline__ void each(const SortParams& p, const F& f) {
     constexpr int kAhead = 8;
@@ -198,7 +198,7 @@ struct SortTables {
     }
   }
 
-  // How many of each expert the block's warps have; sum: of all of them, for the expert with this thread's number.
+  // Counts each expert's choices in the block's warps. Returns the total for the expert with this thread's number.
   __device__ __forceinline__ int32_t count(const SortParams& p) {
     KERNELS_ROLLED
     for (int i = threadIdx.x; i < kWarps * kMaxExperts; i += kThreads) of_warp[i / kMaxExperts][i % kMaxExperts] = 0;
@@ -214,7 +214,7 @@ struct SortTables {
     return sum;
   }
 
-  // The sum of the values of the threads before this one.
+  // The sum of the values of lower-numbered threads.
   __device__ __forceinline__ int32_t before(int32_t value) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const auto rising = [lane](int32_t x) {
@@ -250,7 +250,7 @@ struct SortBody {
   static __device__ __forceinline__ void run(const Params& p) {
     __shared__ SortTables tables;
     const int expert = threadIdx.x;
-    // Of this thread's expert: how many there are in all, and in the blocks before this one.
+    // For this thread's expert: the choices of all blocks, and of the blocks before this one.
     int32_t all = tables.count(p), ahead = 0;
     if (gridDim.x > 1) {
       all = 0;
@@ -285,7 +285,7 @@ struct SortBody {
       p.to.places[choice] = place;
       if (place >= 0) p.to.order[place] = int32_t(choice);
     });
-    // The thread of the last expert knows where rows end.
+    // The last expert's thread knows where rows end.
     if (expert == p.experts - 1) tables.of_warps[0] = offset + all;
     __syncthreads();
     KERNELS_ROLLED

@@ -1,10 +1,10 @@
-// Teams: the threads that share a row, and how they reduce their values.
+// Teams: the threads that share a row, and how they reduce values.
 //
 //   Lanes       1 to 32 lanes of a warp, a power of two; butterfly exchange, so that every lane gets the same bits
 //   BlockTeam   | warp 0 | warp 1 | ... |  x  blocks of a cluster: warps reduce by Lanes, then through shared memory,
 //               and blocks through distributed shared memory
 //
-// A row op gathers states over lanes (core/row_op.h).
+// A row op combines states over lanes by its gather() (core/row_op.h).
 #pragma once
 
 #include "../arch/arch.cuh"
@@ -27,8 +27,8 @@ __device__ __forceinline__ State shuffle_xor(const State& state, int mask) {
   return out;
 }
 
-// Some lanes of a warp side by side, a power of two of them: kCount, or as many as the constructor says when that is 0.
-// All lanes of the warp call, also those of other teams.
+// Adjacent lanes of a warp, a power of two of them: kCount, or, if that is 0, the constructor's argument. All lanes of
+// the warp must make the calls, including those of other teams.
 template <int kCount = 0>
 class Lanes {
  public:
@@ -36,7 +36,7 @@ class Lanes {
 
   __device__ __forceinline__ int count() const { return kCount ? kCount : count_; }
   __device__ __forceinline__ int rank() const { return threadIdx.x & (count() - 1); }
-  // Which of the groups of so many lanes a thread belongs to.
+  // The group of count() lanes to which a thread belongs.
   __device__ __forceinline__ unsigned group_of(unsigned thread) const {
     return kCount ? thread / (kCount ? unsigned(kCount) : 1u) : thread >> (31 - __clz(count_));
   }
@@ -48,8 +48,8 @@ class Lanes {
   __device__ __forceinline__ V(max)(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return greater(a, b); });
   }
-  // Sums of several values at once, a power of two of them; a lane gets that of value number rank() / (32 / kValues).
-  // With fewer exchanges than one sum after the other takes: lanes send the values that they will not get.
+  // Sums several values at once, a power of two of them; a lane gets the sum of value rank() / (32 / kValues). This
+  // takes fewer exchanges than separate sums, as lanes send the values whose sums they do not need.
   template <class V, int kValues>
   __device__ __forceinline__ V sums(const V (&values)[kValues]) const {
     static_assert(kCount == 32 && kValues >= 1 && kValues <= 32 && (kValues & (kValues - 1)) == 0, "for whole warps");
@@ -67,7 +67,7 @@ class Lanes {
     KERNELS_UNROLL
     for (int distance = 1; distance < (kCount ? kCount : 32); distance *= 2) {
       const V both = f(value, shuffle_xor(value, distance));
-      value = kCount || distance < count_ ? both : value;  // a choice costs less than a branch around the exchange
+      value = kCount || distance < count_ ? both : value;  // a selection costs less than a branch around the exchange
     }
     return value;
   }
@@ -95,7 +95,7 @@ class Lanes {
   int count_;
 };
 
-// Lanes whose values are counted, unless it is known how many they are.
+// Lanes whose values are counted, unless their number is known.
 template <class C, int kLanes = 32>
 class PartLanes : public Lanes<kLanes> {
  public:
@@ -111,7 +111,7 @@ class PartLanes : public Lanes<kLanes> {
   const Count<C>* known_;
 };
 
-// The lanes of a group, which share a row of so many columns.
+// The lanes of a group that shares a row of `columns` columns.
 template <class C>
 class GroupLanes : public Lanes<> {
  public:
@@ -132,8 +132,8 @@ class FullLanes : public Lanes<kLanes> {
 constexpr int kMaxWarps = 32;
 constexpr int kMaxCluster = 16;
 
-// Room for the states of a block's warps and a cluster's blocks, twice: consecutive uses alternate, so that one barrier
-// per use is enough. Whoever writes to a set again has passed the barrier that its readers reached after reading.
+// Memory for the states of a block's warps and of a cluster's blocks, twice: consecutive uses alternate, so one barrier
+// for each use is enough. A thread that overwrites a set has passed the barrier that its readers reached after reading.
 template <int kBytes>
 struct alignas(16) TeamScratch {
   unsigned char warps[2][kMaxWarps][kBytes];
@@ -160,7 +160,7 @@ class BlockTeam {
         arch::mbarrier_init(&scratch_.arrived[1], 1);
         arch::mbarrier_init_fence();
       }
-      arch::cluster_arrive();  // waited for before the first exchange
+      arch::cluster_arrive();  // completed before the first exchange
     }
   }
   __device__ __forceinline__ ~BlockTeam() {
@@ -171,15 +171,15 @@ class BlockTeam {
   __device__ __forceinline__ int size() const { return blockDim.x; }
   __device__ __forceinline__ int block() const { return arch::cluster_rank(); }
   __device__ __forceinline__ int blocks() const { return blocks_; }
-  // Which of the grid's clusters this is, and how many there are; their size is a power of two.
+  // The index of the cluster, and the number of clusters; their size is a power of two.
   __device__ __forceinline__ int64_t cluster() const { return blockIdx.x >> (31 - __clz(blocks_)); }
   __device__ __forceinline__ int64_t clusters() const { return gridDim.x >> (31 - __clz(blocks_)); }
 
   __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
 
-  // From the state of each thread to that of the row. One barrier, and one message between blocks. kWarp: how many
-  // values every warp has seen, or 0.
+  // From each thread's state to the row's, with one barrier and one message between blocks. kWarp: the number of values
+  // of every warp, or 0 if unknown.
   template <int kWarp = 0, class Op, class Seen, class C>
   __device__ __forceinline__ auto reduce(const Op& op, const Seen& seen, const Count<C>& row) {
     const auto lanes = [&] {
@@ -222,7 +222,7 @@ class BlockTeam {
     return op.gather(state, lanes);
   }
 
-  // The block's state to every block of the cluster, itself included.
+  // Sends the block's state to every block of the cluster, including itself.
   template <class State>
   __device__ __forceinline__ void send(const State& state, int turn) {
     if (threadIdx.x == 0) arch::mbarrier_arrive_expect(&scratch_.arrived[turn], blocks_ * int(sizeof(State)));

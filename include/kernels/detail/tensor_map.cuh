@@ -1,5 +1,5 @@
-// Tensor maps, by which the TMA unit of sm_90 finds the elements of a tensor. The driver makes them; it is found at run
-// time, so that nothing of it is linked.
+// Encodes tensor maps for TMA (sm_90). The driver's function is looked up at run time, so that the driver need not be
+// linked.
 #pragma once
 
 #include <cuda.h>
@@ -9,16 +9,16 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Elements of one or two bytes, which are copied as they are. A box is 128 bytes wide and lies in shared memory in rows
-// of these, in which chunk i of 16 bytes is at i ^ (row % 8).
+// A tensor of elements of one or two bytes. A box is 128 bytes wide, and has the 128-byte swizzle in shared memory:
+// rows of 128 bytes in which 16-byte chunk i is at i ^ (row % 8).
 template <int kRank>
 struct MappedTensor {
   const void* from;
   int element_bytes;
   int64_t columns;
-  int64_t extents[kRank - 1], strides[kRank - 1];  // of what is behind columns; strides in elements
+  int64_t extents[kRank - 1], strides[kRank - 1];  // of the dimensions after columns; strides in elements
 };
-// In a box: box_rows of one head, then of the next ones, then of those of the next blocks.
+// Rows of heads of blocks. A box has box_rows of one head, then of the next heads, then of those of the next blocks.
 struct MappedRows {
   const void* from;
   int element_bytes;
@@ -43,7 +43,7 @@ KERNELS_OF_THIS_LIBRARY inline decltype(&cuTensorMapEncodeTiled) tensor_map_enco
   return found;
 }
 
-// Whether there can be one: not without a driver that makes them, and not for strides that it does not take.
+// False if there can be no map: without a driver that encodes them, or with strides that it does not accept.
 template <int kRank>
 KERNELS_OF_THIS_LIBRARY bool make_tensor_map(const Exec& ex, const MappedTensor<kRank>& tensor,
                                              const int (&box_of)[kRank - 1], arch::TensorMap& map) {
@@ -55,7 +55,7 @@ KERNELS_OF_THIS_LIBRARY bool make_tensor_map(const Exec& ex, const MappedTensor<
   for (int i = 0; i + 1 < kRank; ++i) {
     dims[i + 1] = cuuint64_t(tensor.extents[i]), box[i + 1] = cuuint32_t(box_of[i]), steps[i + 1] = 1;
     bytes[i] = cuuint64_t(tensor.strides[i]) * tensor.element_bytes;
-    if (tensor.extents[i] == 1) bytes[i] = 16;  // which does not matter, but must be one that is taken
+    if (tensor.extents[i] == 1) bytes[i] = 16;  // not used, but must be valid
     if (bytes[i] == 0 || bytes[i] % 16 != 0 || bytes[i] >= cuuint64_t(1) << 40) return false;
   }
   const CUtensorMapDataType type =
@@ -65,7 +65,7 @@ KERNELS_OF_THIS_LIBRARY bool make_tensor_map(const Exec& ex, const MappedTensor<
                                                : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   const int device = ex.device().device;
   const CurrentDevice current(device);
-  // A thread that has not called the runtime before has no context until it names its device.
+  // A thread that has not used the runtime yet has no context until it sets its device.
   static thread_local int named = -1;
   if (named != device && from_cuda(cudaSetDevice(device))) named = device;
   return encode(reinterpret_cast<CUtensorMap*>(&map), type, kRank, const_cast<void*>(tensor.from), dims, bytes, box,

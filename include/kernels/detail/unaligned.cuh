@@ -1,6 +1,5 @@
-// Chunks of 16 bytes that lie anywhere on their way to shared memory: the TMA unit takes those alone that begin at
-// multiples of 16 bytes, cp.async parts of them at multiples of 4, and element by element a thread would wait for
-// memory eight times.
+// Copies 16-byte chunks at any alignment to shared memory. TMA needs addresses that are multiples of 16 bytes, cp.async
+// multiples of 4, and with copies element by element a thread would wait for memory eight times.
 #pragma once
 
 #include "../core/macros.h"
@@ -25,8 +24,8 @@ __device__ __forceinline__ void copy_chunks_by(const void* const (&from)[N], voi
     *static_cast<::uint4*>(to[i]) = bits;
   }
 }
-// N chunks of values of kSize bytes, all on their way before the first is stored, in the widest accesses that their
-// addresses allow: nothing around them is read. From nowhere come zeros; what goes nowhere is left out.
+// Copies N chunks of values of kSize bytes, all loaded before the first is stored, in the widest accesses that the
+// addresses allow; nothing around them is read. A null source gives zeros; a null destination is skipped.
 template <int kSize, int N>
 __device__ __forceinline__ void copy_chunks(const void* const (&from)[N], void* const (&to)[N]) {
   uintptr_t addresses = 0;

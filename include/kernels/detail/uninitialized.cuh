@@ -1,4 +1,4 @@
-// Room in shared memory for what has constructors.
+// Shared memory for types that have constructors.
 #pragma once
 
 #include "../core/macros.h"

@@ -1,24 +1,24 @@
-// The row engine's kernels: read a row, reduce it to a state, write the row. They differ in where the row waits between
-// the two passes:
+// The row engine's kernels: read a row, reduce it to a state, write the row. They differ in where the row is kept
+// between the two passes:
 //
 //   GroupBody     | row | row | row | row |   registers of 1 to 32 lanes; a warp has several rows
 //                  lanes  lanes ...
 //   BlockBody     | warp 0 | warp 1 | ... |   registers of a block, or of the blocks of a cluster; a warp's
 //                   lane 0 1 2 ... 31, 0 1 2 ... 31, ...     packs are adjacent, K of them for a thread
-//   StreamBody    | kept in shared memory | read again |   shared out to warps alike; as much is kept as fits
+//   StreamBody    | kept in shared memory | read again |   distributed among warps likewise; as much is kept as fits
 //   PartialBody,  | chunk 0 | chunk 1 | ... |   nowhere; many blocks share a row: two launches, of which
 //   FinishBody        block     block           the first leaves each chunk's state in the workspace
 //
-// Reading again is fast: the row comes out of a cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
-// registers hold it meanwhile, and occupancy is higher. So StreamBody serves all rows that are too long for a warp, and
-// its speed depends on how few instructions there are for each pack.
+// Reading a row again is fast: it comes from a cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
+// registers hold it, and occupancy is higher. So StreamBody serves all rows that are too long for a warp, and its speed
+// depends on the number of instructions for each pack.
 //
 //   kEnds:   ....|head|  pack  |  pack  |  pack  |tail|....      | : multiples of 16 bytes
 //
-// Rows that do not begin or end at multiples of 16 bytes (an odd number of columns, say) are moved in wide packs as
-// well, from the first aligned address on; head and tail, the row's edge, are moved in single elements, one for a
-// thread. Where packs begin depends on the row, and functors other than the one that leads take packs at any column
-// (concepts.h).
+// Rows that do not begin or end at multiples of 16 bytes (because of an odd number of columns, say) are moved in wide
+// packs as well, from the first aligned address on. Head and tail, the row's edge, are moved in single elements, one
+// for each thread. Where packs begin depends on the row; functors other than the one that leads take packs at any
+// column (concepts.h).
 #pragma once
 
 #include "packs.cuh"
@@ -28,13 +28,14 @@ namespace detail {
 
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
-// At most K packs, which a thread holds in registers. kCount: every thread of the team holds so many; 0: that differs.
+// The packs that a thread holds in registers, at most K. kCount: every thread of the team holds this number; 0: it
+// differs.
 template <int K, int kCount>
 struct Place {
   int first, stride, end;
 
   __device__ __forceinline__ bool has(int k) const { return kCount > 0 || first + k * stride < end; }
-  // f(run, number of its first pack)
+  // Calls f(run, index of its first pack).
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     if constexpr (kCount > 0) {
@@ -54,12 +55,12 @@ __device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], cons
   place.each([&](const auto& at, int k) { fetch_run<N>(fetched + k, source, row, at); });
 }
 
-// The values of what a thread has fetched of a row, and its running state.
+// Resolves the packs that a thread has fetched, and adds them to its running state.
 template <int N, int K, int kCount, class P, bool kEnds>
 __device__ __forceinline__ void take_held(const P& p, const Fetched<typename P::Source, N> (&fetched)[K],
                                           Pack<typename P::C, N> (&values)[K], Edge<P, kEnds>& edge, int64_t row,
                                           const Place<K, kCount>& place, typename P::Op::State& running) {
-  // One run of a single pack at a time takes fewer registers where an op looks twice.
+  // With ops that read values twice, one run of a single pack at a time takes fewer registers.
   if constexpr (kCount > 0 || P::Op::folds_twice) {
     place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
   } else {
@@ -69,7 +70,7 @@ __device__ __forceinline__ void take_held(const P& p, const Fetched<typename P::
   edge.take(p, running, row);
 }
 
-// From what a thread has fetched of a row to the sink, with the row's values in registers on the way.
+// From the packs that a thread has fetched to the sink; in between the row's values are in registers.
 template <int N, int K, int kCount, class P, bool kEnds, class Reduce>
 __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K],
                                          Edge<P, kEnds> edge, int64_t row, const Place<K, kCount>& place, bool writes,
@@ -78,18 +79,19 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   if constexpr (kCount < K) {
     KERNELS_UNROLL
     for (int k = 0; k < K; ++k)
-      values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
+      values[k] = broadcast<N>(typename P::C(0));  // otherwise the compiler carries missing packs from row to row
   }
   typename P::Op::State running;
   if (repeatable<typename P::Source> || writes) take_held<N>(p, fetched, values, edge, row, place, running);
-  // What costs much is done while the others are still on their way; the rest on the row's state, which is the better
-  // one.
+  // Expensive centering is done while other threads are still loading, on the thread's running state; cheap centering
+  // later, on the row's state, which is the better one.
   constexpr bool late = P::Op::centers_fast;
   KERNELS_UNROLL
   for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
   if constexpr (!late) edge.center(p, running);
 
-  // What little the sink reads is prefetched before the barrier, so that no thread waits for it afterwards.
+  // If the sink's operands are few, they are prefetched before the barrier, so that no thread waits for them
+  // afterwards.
   const auto& map = sink_map(p.sink);
   constexpr bool early = K * sizeof(Operands<P, N>) <= 32;
   Operands<P, N> operands[early ? K : 1];
@@ -130,15 +132,15 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   finish_row<false, holds_finished<P>>(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
-// A row per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two
-// at least, is known at compile time as well. kEnds: a row has edges, no more elements than there are lanes.
+// A row for each group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and the number of lanes, at
+// least two, is known at compile time as well. kEnds: a row has edges, with at most as many elements as lanes.
 template <class P, int N, int K, bool kAll, bool kEnds = false>
 struct GroupBody {
   static_assert(!kEnds || !kAll, "rows with edges differ from each other");
   using C = typename P::C;
   using Source = typename P::Source;
   static constexpr int max_threads = 128, operands = sizeof(Operands<P, N>) / 4;
-  // Whole rows are short: it counts that all their blocks are under way at once.
+  // Such rows are short: it is important that all their blocks run at the same time.
   static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
   static constexpr int registers =
       kAll && sizeof(C) == 4 && one_tensor
@@ -164,8 +166,8 @@ struct GroupBody {
     rows(params, FullLanes<C, kLanes, kLanes * N * K>());
   }
 
-  // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Groups without a row take
-  // part in the exchanges with the last row, which they do not write.
+  // Rows of one pass are adjacent, so neighbouring groups access neighbouring memory. Groups without a row take part in
+  // the exchanges with the last row, and do not write it.
   template <class L>
   static __device__ __forceinline__ void rows(const Params& params, const L& lanes) {
     const P& p = params.problem;
@@ -196,7 +198,7 @@ struct GroupBody {
   }
 };
 
-// The packs of a thread of a team, which lie at constant distances.
+// The packs of a thread of a team, at constant distances.
 template <int N>
 struct Slice {
   int first, end;
@@ -209,7 +211,7 @@ struct Slice {
   }
 };
 
-// One row per block or cluster, in registers.
+// A row for each block or cluster, in registers.
 template <class P, int N, int K>
 struct BlockBody {
   using C = typename P::C;
@@ -218,7 +220,7 @@ struct BlockBody {
   struct Params {
     P problem;
     int width, warp_width;
-    int count;  // how many packs every thread of a block holds whose columns lie in the row; 0: that differs
+    int count;  // packs of every thread whose columns are in the row; 0: that differs
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -229,7 +231,7 @@ struct BlockBody {
   }
 
  private:
-  // Half a thread's packs and more are worth code of their own, where packs are few.
+  // Numbers of packs above half of K have instantiations of their own, if packs are wide and K therefore is small.
   template <int kCount, class Team>
   static __device__ __forceinline__ void counted(const Params& params, Team& team, int count) {
     if (count == kCount) rows<kCount>(params, team);
@@ -256,8 +258,8 @@ struct BlockBody {
 
 // ---- a row in shared memory, or read again -------------------------------------------------------------------------
 
-// Each thread goes through its part of the row K packs at a time; the first `kept` times it leaves what it fetched in
-// shared memory, where only itself will look for it; but nothing of rows that have edges.
+// Each thread processes its part of the row K packs at a time. What it fetched in the first `kept` steps stays in
+// shared memory, which only this thread reads; nothing is kept of rows with edges.
 template <class P, int N, int K, bool kEnds = false>
 struct StreamBody {
   using C = typename P::C;
@@ -317,14 +319,14 @@ struct StreamBody {
     if constexpr (kEnds) return p.template placed<N>(row, col);
     else return (p);
   }
-  // The last warp of a block has the fewest packs.
+  // The last warp of a block has the fewest packs, so it takes the edge.
   static __device__ __forceinline__ Edge<P, kEnds> edge_of([[maybe_unused]] const RowEnds& ends,
                                                            [[maybe_unused]] const Team& team) {
     if constexpr (kEnds) return {ends, team.block() == 0 ? team.rank() - (team.size() - 32) : -1};
     else return {};
   }
 
-  // A thread's part of a row, which it goes through twice or more.
+  // A thread's part of a row, which it processes twice or more.
   struct Part {
     const P& p;
     int64_t row;
@@ -349,7 +351,7 @@ struct StreamBody {
       });
     }
 
-    // The passes behind it: f(pack, operands, column, whether it is there), as in show_run.
+    // Later passes: f(pack, operands, column, whether it exists), as in show_run.
     template <bool kCut, class State, class F>
     __device__ __forceinline__ void show(const State& state, const F& f) const {
       const auto& pure = without_effects(p.source);
@@ -370,7 +372,7 @@ struct StreamBody {
     }
 
    private:
-    // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
+    // Calls f(run, where its packs are kept, `size()` apart); returns the first column after those runs.
     template <class F>
     __device__ __forceinline__ int each_kept([[maybe_unused]] const F& f) const {
       if constexpr (kEnds) return slice.first;
@@ -379,13 +381,13 @@ struct StreamBody {
       int first = slice.first, i = 0;
       for (; i < kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size())
         f(Run<K>{first, 32 * N}, here);
-      if constexpr (loaded_once<Source>) {  // the packs of a last, shorter step as well
+      if constexpr (loaded_once<Source>) {  // a last, shorter step as well
         for (; i < kept && first < slice.end; first += 32 * N, here += team.size()) f(Run<1>{first, 32 * N}, here);
       }
       return first;
     }
 
-    // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where
+    // The packs that are not kept in shared memory. In a warp's last run a lane may read another lane's pack, unless
     // reading has effects.
     template <class F>
     __device__ __forceinline__ void each_other(int first, const F& f) const {
@@ -410,7 +412,7 @@ struct StreamBody {
 
 // ---- a row cut into chunks for many blocks -------------------------------------------------------------------------
 
-// Where there are clusters these share a long row, and the bodies have no code.
+// For code without clusters; with clusters these bodies are empty, as a cluster shares a long row instead.
 
 template <class P>
 struct SplitParams {
@@ -420,7 +422,7 @@ struct SplitParams {
   int width;                       // columns per chunk
 };
 
-// The columns of a piece, a row's chunk; its threads take packs in turn.
+// The columns of a piece, a chunk of a row; its threads take packs in turn.
 struct Piece {
   int64_t row;
   int begin, end;
@@ -428,7 +430,7 @@ struct Piece {
   __device__ __forceinline__ Piece(const SplitParams<P>& params, int64_t index)
       : row(index / params.chunks), begin(int(index % params.chunks) * params.width),
         end(begin + params.width < params.problem.cols ? begin + params.width : int(params.problem.cols)) {}
-  // f(run) for all of a thread's packs.
+  // Calls f(run) for all of a thread's packs.
   template <int N, int K, class F>
   __device__ __forceinline__ void each(F f) const {
     each_run<K>(begin + int(threadIdx.x) * N, int(blockDim.x) * N, end, f);
@@ -474,7 +476,7 @@ struct FinishBody {
       const auto& again = second_pass(p.source);
       for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
         const Piece piece(params, index);
-        // Every warp brings all the partial states together, one lane after the other where there are more than 32.
+        // Every warp combines all partial states; if there are more than 32, each lane first merges several.
         typename P::Op::State state;
         for (int i = threadIdx.x & 31; i < params.chunks; i += 32)
           p.op.merge(state, params.partial[piece.row * params.chunks + i]);

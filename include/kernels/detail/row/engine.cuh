@@ -1,4 +1,4 @@
-// The row engine's host side: checks the arguments, has a plan made (plan.cuh) and launches its body.
+// The host side of the row engine: checks arguments, has a plan made (plan.cuh) and launches its body.
 #pragma once
 
 #include "odd_groups.cuh"
@@ -9,7 +9,7 @@ namespace detail {
 
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-// Launches what a plan says.
+// Launches the body of a plan.
 template <class Problem>
 class RowEngine : public RowPlanner<Problem> {
   using Planner = RowPlanner<Problem>;
@@ -63,7 +63,7 @@ class RowEngine : public RowPlanner<Problem> {
       case Residency::streamed:
         how.shared = size_t(plan.kept * kept_bytes(plan));
         if constexpr (N == wide && kDeep > K) {
-          // Where one block fills a multiprocessor, or there are few, each thread must have more under way.
+          // If one block fills a multiprocessor, or blocks are few, each thread needs more loads in flight.
           using Deep = StreamBody<Problem, N, kDeep>;
           const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count && !policy.batch_invariant;
           if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads &&
@@ -170,7 +170,7 @@ Status row_plan(const Exec& ex, const Options& options, const Source& source, co
   return detail::plan_rows(ex, options, source, sink, rows, cols, policy, plan, false);
 }
 
-// Workspace with which few, long rows can be split over the whole GPU where there are no clusters (before sm_90).
+// The workspace with which few, long rows are split over the whole GPU in code without clusters (before sm_90).
 inline size_t row_workspace_bytes(int64_t rows) {
   return size_t(rows > 0 ? rows : 0) * tuning::kMaxChunks * 4 * sizeof(double);
 }

@@ -1,7 +1,8 @@
-// Row operations whose results are quantized with a scale for each group of columns: a block for each row.
+// Row operations whose results are quantized with a scale for each group of columns, if the lanes of the other bodies
+// do not hold whole groups (../groups.cuh): a block for each row.
 //
-// Where lanes of the other bodies do not hold such groups (../groups.cuh): then the row is read three times, and what a
-// thread reads it has read itself before, and written, where the source has a tee().
+// The row is read three times. A thread reads only what it has read before itself, and written if the source has a
+// tee().
 #pragma once
 
 #include "../groups.cuh"
@@ -39,7 +40,8 @@ struct OddGroupsBody {
       const auto value = [&](const auto& source, int col) {
         return resolve(source, fetch<kPack>(source, row, col), row, col);
       };
-      // Of some packs at a time: in a long chain every addition would be rounded by as much as the whole sum asks for.
+      // Sums are made of a few packs at a time: in a long chain the rounding error of every addition would be relative
+      // to the whole sum.
       const auto& source = cached(p.source);
       typename P::Op::State running, some;
       int taken = 0;
@@ -62,7 +64,7 @@ struct OddGroupsBody {
   }
 };
 
-// Plans and launches it.
+// Plans and launches this body.
 template <class Problem>
 class OddGroupsEngine : RowPlanner<Problem> {
   using Planner = RowPlanner<Problem>;
@@ -72,7 +74,7 @@ class OddGroupsEngine : RowPlanner<Problem> {
  public:
   using Planner::Planner;
 
-  // Whether the other bodies cannot do that.
+  // Whether the other bodies cannot quantize these groups.
   bool needed(const RowPolicy& asked) const {
     return !writes_packs<typename Problem::Sink, Widths::wide> || widest(asked) < Widths::wide ||
            !warps_hold_groups(group(), Widths::wide, p_.cols);
@@ -117,7 +119,7 @@ class OddGroupsEngine : RowPlanner<Problem> {
 
  private:
   int group() const { return sink_end(p_.sink).group(); }
-  // Of the lanes that have a group.
+  // For the lanes that share a group.
   int lanes_log2(int pack) const {
     return group_lanes_log2(greater(pack, narrowest_of<SinkEnd<typename Problem::Sink>>()), group());
   }

@@ -1,5 +1,5 @@
-// What the bodies of row operations share: the problem, a thread's packs of a row, the way from the state of a row to
-// the sink, and what is left of a row on both sides of its packs.
+// What the bodies of row operations share: the problem, a thread's packs of a row, the second half of a body (from the
+// row's state to the sink), and a row's edge.
 #pragma once
 
 #include "../../core/row_call.h"
@@ -29,14 +29,14 @@ struct RowProblem {
   int64_t cols;
   Count<C> columns;  // of a row, for the ops
 
-  // One row of it, for a thread whose packs begin at column `col`.
+  // One row of the problem, for a thread whose packs begin at column `col`.
   template <int N>
   __device__ __forceinline__ RowProblem placed(int64_t row, int col) const {
     return {op, detail::placed<N>(source, row, col), detail::placed<N>(sink, row, col), rows, cols, columns};
   }
 };
 
-// What a sink keeps per row, or nothing.
+// The state that a row sink has for each row, or nothing.
 template <class End, bool = is_row_sink<End>>
 struct SinkState {
   using type = Nothing;
@@ -52,20 +52,20 @@ using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkSt
 template <class Source, int N>
 using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
 
-// The source of the first of two passes over a row, and that of the second.
+// The sources of the first and of the second pass over a row.
 template <class Source>
 using FirstPass = std::decay_t<decltype(cached(std::declval<const Source&>()))>;
 template <class Source>
 using SecondPass = std::decay_t<decltype(second_pass(std::declval<const Source&>()))>;
 
-// A source that may be read any number of times: it changes nothing on the way.
+// Whether a source may be read any number of times: reading has no effects.
 template <class Source>
 constexpr bool repeatable = !has_effects<Source> && !loaded_once<Source>;
 
 // ---- the packs of one thread ---------------------------------------------------------------------------------------
 
-// kCount packs that lie in the row: at column `first` and `stride` columns apart. How many there are is known at
-// compile time, so that there is no branch around a pack. Columns fit 31 bits; only their products with rows do not.
+// kCount packs of the row, at columns `first`, first + stride ... Their number is known at compile time, so there is no
+// branch around a pack. Columns fit 31 bits; only their products with rows do not.
 template <int kCount>
 struct Run {
   static constexpr int count = kCount;
@@ -76,9 +76,9 @@ struct Run {
   __device__ __forceinline__ constexpr bool has(int) const { return true; }
 };
 
-// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others there is
-// the `last` one before it, which does no harm to what only reads: so there is no branch around a pack here either, but
-// around what comes of it.
+// kCount packs, of which those before `end` are in the row, at least the first. The others are replaced by the `last`
+// one before the end, which is harmless for reads: so there is no branch around a read here either, only around its
+// use.
 template <int kCount>
 struct PartRun {
   static constexpr int count = kCount;
@@ -89,15 +89,15 @@ struct PartRun {
   __device__ __forceinline__ bool has(int k) const { return k == 0 || first + k * stride < end; }
 };
 
-// Splits the packs at first, first + stride, ... before `end` into runs of K, then K / 2, K / 4 ... : f(run).
+// Splits the packs at first, first + stride, ... below `end` into runs of K, then K / 2, K / 4 ..., and calls f(run).
 template <int K, class F>
 __device__ __forceinline__ void each_run(int first, int stride, int end, F f) {
   for (; first + (K - 1) * stride < end; first += K * stride) f(Run<K>{first, stride});
   if constexpr (K > 1) each_run<K / 2>(first, stride, end, f);
 }
 
-// The same for a lane of a warp whose lanes have their packs side by side: whole runs while all lanes have them, and
-// one run of what is left. Lanes never go different ways around a run then.
+// The same for a lane of a warp with adjacent packs: whole runs while all lanes have them, then one run for the
+// remainder. So lanes never diverge around a run.
 template <int N, int K, class F>
 __device__ __forceinline__ void each_run_of_warp(int first, int lane, int end, F f) {
   constexpr int stride = 32 * N;
@@ -105,12 +105,12 @@ __device__ __forceinline__ void each_run_of_warp(int first, int lane, int end, F
   if (first < end) f(PartRun<K>{first, stride, end, end - N});
 }
 
-// Of packs that are all there.
+// For packs that all exist.
 struct Always {
   __device__ __forceinline__ constexpr bool operator()(int) const { return true; }
 };
 
-// Every fetch of a run is issued before the first value is used.
+// Issues every fetch of a run before the first value is used.
 template <int N, class Source, class At>
 __device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Source& source, int64_t row,
                                           const At& at) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Sou
   for (int k = 0; k < At::count; ++k) fetched[k] = fetch<N>(source, row, at.col(k));
 }
 
-// Of packs that are all read, and of which some do not count.
+// For packs that are all read, but of which some do not count.
 template <class At>
 struct Chosen {
   const At& at;
@@ -139,7 +139,7 @@ __device__ __forceinline__ Pack<C, N> choose(bool yes, const Pack<C, N>& a, cons
   return out;
 }
 
-// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what is there is
+// The values of packs, as a row op takes them. has(k): whether pack k counts. If not even pack 0 does, its values are
 // finite.
 template <class C, int N, int kPacks, class Has>
 struct Taken {
@@ -155,8 +155,8 @@ struct Taken {
     }
     return folded;
   }
-  // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow.
-  // The first one takes the place of what is missing.
+  // The mean of a quarter of the values, as an origin for deviations: exact if they are equal, and safe from overflow.
+  // Missing packs are replaced by the first one.
   __device__ __forceinline__ C typical() const {
     constexpr int most = N * kPacks, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     Pack<C, few> some;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void take_packs(const Op& op, typename Op::State& run
   op.take(running, Taken<C, N, kPacks, Has>{values, has});
 }
 
-// Takes a fetched run into a row's running state, and leaves it as values.
+// Resolves a fetched run, adds it to the row's running state, and returns its values.
 template <int N, class Op, class Source, class C, class At>
 __device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::State& running,
                                          const Fetched<Source, N>* fetched, Pack<C, N>* values, int64_t row,
@@ -197,8 +197,7 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
 template <class P, int N>
 using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
 
-// Whether values that maps have changed can take the place of the row's, for a sink that looks at them before it
-// writes.
+// Whether mapped values can replace the row's values, for a sink that needs the whole row before it writes.
 template <class P, class C = typename P::C>
 constexpr bool holds_finished =
     P::row_sink && !P::quantizes_groups &&
@@ -206,12 +205,12 @@ constexpr bool holds_finished =
                                     std::declval<Operands<P, 1>>(), kAny, kAny)),
                  Pack<C, 1>>::value;
 
-// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a
-// pack is prefetched while the pack before it is worked on: a store in between would keep the compiler from doing so.
+// Calls f(pack, operands, column, whether it exists) for a run whose packs are value(k). A pack's operands are
+// prefetched while the previous pack is processed: the compiler would not move them across the store in between.
 template <int N, class P, class At, class Value, class F>
 __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
   const auto& map = sink_map(p.sink);
-  constexpr bool ahead = At::count > 2;  // a shorter run has no registers for that, nor much to gain
+  constexpr bool ahead = At::count > 2;  // a shorter run has too few registers, and little to gain
   Operands<P, N> operands[2];
   if constexpr (ahead) operands[0] = fetch_operands<N>(map, row, at.col(0));
   KERNELS_UNROLL
@@ -225,11 +224,11 @@ __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, 
   }
 }
 
-// visit(f) calls f(pack, what the sink's maps read for it, column, whether it is there) for every pack of the thread,
-// centered on `local`, and again whenever it is asked to; visit(f, true_type) one pack after the other, as they are cut
-// when they are written: then there are branches around every pack, and more at a time gain nothing. kCuts: whether a
-// body has both. kHolds: what f returns takes the pack's place, and visit(f, Finished()) shows that, so that maps are
-// applied once where a sink looks at values before it writes them.
+// visit(f) calls f(pack, operands of the sink's maps, column, whether it exists) for every pack of the thread, centered
+// on `local`, each time that it is called. visit(f, true_type) takes one pack after the other, for packs that are split
+// when they are written: there are branches around each anyway. kCuts: whether a body has both. kHolds: f's result
+// replaces the pack, and visit(f, Finished()) shows these, so that maps are applied once for a sink that needs the
+// whole row first.
 struct Finished {};
 template <bool kCuts = false, bool kHolds = false, class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
@@ -273,8 +272,8 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
   if (leader) p.op.write_row(result, row);
 }
 
-// Registers per thread when K packs are worked on at a time with `values` compute values among what is kept. Found by
-// compiling: no more than is needed without spilling, so that many threads fit.
+// Registers of a thread that processes K packs at a time, with `values` values of the compute type among what it keeps.
+// Determined by compiling: the least without spilling, for occupancy.
 template <class P, int N, int K>
 constexpr int registers_for(int values, int others) {
   if (sizeof(typename P::C) > 4) return 128;
@@ -285,8 +284,8 @@ constexpr int registers_for(int values, int others) {
 }
 constexpr int threads_for(int registers) { return registers <= 64 ? 1024 : registers <= 80 ? 768 : 512; }
 
-// A body whose functors may change themselves: each thread works on its own copy of them, made bit by bit as a kernel's
-// arguments are, whatever their copy constructors are for.
+// A body whose functors may change themselves: each thread uses its own bitwise copy, made like a kernel's arguments,
+// without calling copy constructors.
 template <class Body>
 struct OnOwnCopy : Body {
   using Params = typename Body::Params;
@@ -297,8 +296,8 @@ struct OnOwnCopy : Body {
   }
 };
 
-// How many columns a row has, for a team's exchange. That may be pointed to, and what is pointed to is not in
-// registers: so a thread with its own copy of the problem passes on a copy of this.
+// The number of columns, for a team's exchange. It may be taken by address, and a variable whose address is taken is
+// not in registers: so a thread with its own copy of the problem passes a copy of this.
 template <class P>
 __device__ __forceinline__ decltype(auto) columns_of(const P& p) {
   if constexpr (changes_itself<typename P::Source> || changes_itself<typename P::Sink>)
@@ -306,9 +305,9 @@ __device__ __forceinline__ decltype(auto) columns_of(const P& p) {
   else return (p.columns);
 }
 
-// ---- what is left of a row on both sides of its packs ---------------------------------------------------------------
+// ---- a row's edge: the single elements at both ends of its packs ----------------------------------------------------
 
-// At most one element for a thread; it waits in a register for the second half.
+// At most one element for each thread; it stays in a register for the second half.
 template <class P, bool kEnds>
 class Edge {
  public:
@@ -326,12 +325,12 @@ class Edge {
   __device__ __forceinline__ void center(const P& p, const typename P::Op::State& state) {
     if (there_) value_ = p.op.center(value_, state);
   }
-  // f(pack, operands, column), of center(pack).
+  // Calls f(pack, operands, column) with center(pack).
   template <class Center, class F>
   __device__ __forceinline__ void show(const P& p, int64_t row, const Center& center, const F& f) const {
     if (there_) f(center(value_), fetch_operands<1>(sink_map(p.sink), row, col_), col_, std::true_type());
   }
-  // The same; what f returns takes the value's place.
+  // The same; f's result replaces the value.
   template <class Center, class F>
   __device__ __forceinline__ void finish(const P& p, int64_t row, const Center& center, const F& f) {
     show(p, row, center, [&](const auto&... what) { value_ = f(what...); });
@@ -343,7 +342,7 @@ class Edge {
   Fetched<typename P::Source, 1> fetched_;
   Pack<typename P::C, 1> value_;
 };
-// Of a row that is packs throughout.
+// For rows without an edge.
 template <class P>
 class Edge<P, false> {
  public:
@@ -356,7 +355,7 @@ class Edge<P, false> {
   __device__ __forceinline__ void finish(const P&, int64_t, const Center&, const F&) const {}
 };
 
-// What a body's parameters have besides, where rows have edges.
+// Additional parameters of a body for rows with edges.
 template <bool kEnds>
 struct Phase {
   RowPhase phase;

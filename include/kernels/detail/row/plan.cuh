@@ -1,5 +1,5 @@
-// The plan of a call of the row engine: pack width, residency, threads and cluster, as the caller's policy asks for
-// them or as the table in tuning/row.h says.
+// Makes the plan of a row engine call: pack width, residency, threads and cluster, from the caller's policy or from the
+// table in tuning/row.h.
 #pragma once
 
 #include "../../core/row_call.h"
@@ -21,9 +21,9 @@ constexpr int64_t power_of_two_from(int64_t n) {
 constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 constexpr int within(int low, int n, int high) { return n < low ? low : n > high ? high : n; }
 
-// The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
-// narrow types and for functors that say themselves what they can do, and single elements. `ends`: whether the widest
-// one will do for rows that do not begin and end at multiples of it, as functors take packs at any column.
+// The pack widths that are compiled for a pair of functors: the widest that both can use, single elements, and for
+// narrow types and functors with a max_pack() a 4-byte width in between. `ends`: whether the widest also serves rows
+// that do not begin and end at multiples of it, as both functors take packs at any column.
 template <class Source, class Sink>
 struct PackWidths {
   static constexpr int wide = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
@@ -32,7 +32,7 @@ struct PackWidths {
   static constexpr int middle = wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
 };
 
-// The same problem for rows that begin at any element, where functors allow it.
+// The same problem for rows that begin at any element, if functors allow it.
 template <class P, bool kEnds>
 struct WithEnds {
   using type = P;
@@ -43,7 +43,7 @@ struct WithEnds<P, true> {
                           std::decay_t<decltype(any_column(std::declval<const typename P::Sink&>()))>>;
 };
 
-// Makes plans. What it names besides are the bodies' sizes, which are compiled.
+// Makes plans. It only uses the sizes of the bodies, but these determine what is compiled.
 template <class Problem>
 class RowPlanner {
  public:
@@ -51,31 +51,31 @@ class RowPlanner {
   using Widths = PackWidths<typename Problem::Source, typename Problem::Sink>;
   static constexpr int wide = Widths::wide;
   static constexpr bool ends = Widths::ends;
-  static constexpr int middle = ends ? 1 : Widths::middle;  // rows with ends need none in between
+  static constexpr int middle = ends ? 1 : Widths::middle;  // rows with ends need no width in between
   using EndsProblem = typename WithEnds<Problem, ends>::type;
   static constexpr int scale = int(sizeof(C)) / 4;
 
-  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 8 values
-  // where packs are narrow. And what a lane of a group holds.
+  // Packs that a thread processes at a time: four of 16 bytes, but at most 32 compute values of 4 bytes; 8 values if
+  // packs are narrow. Below, the packs that a lane of a group holds.
   static constexpr int packs(int pack) {
     return pack == wide ? within(1, 32 / (pack * scale), 4) : within(1, 8 / (pack * scale), 8);
   }
   static constexpr int group_packs(int pack) {
     return pack == wide ? within(1, packs(pack) / 2, 2) : within(1, 16 / (pack * scale), 16);
   }
-  // The same where more can be under way: what the threads hold must still fit.
+  // The same with more loads in flight: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
                                (!Problem::Op::folds_twice || 2 * packs(wide) * wide * scale <= 32);
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
-  // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many
-  // of them as above.
+  // With ends: packs of at most 8 elements, as each remaining element needs a lane of its warp; the number of packs as
+  // above.
   static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4),
                        ends_lanes = 4 * ends_pack;
   static_assert(ends_lanes <= 32, "a warp takes what is left of a row");
   using EndsGroup = GroupBody<EndsProblem, ends_pack, ends_packs, false, ends>;
   using EndsStream = StreamBody<EndsProblem, ends_pack, ends_packs, ends>;
   static int packs_of(const RowPlan& plan) { return plan.ends ? ends_packs : packs(plan.pack); }
-  // Whether a group of so many lanes holds such rows.
+  // Whether a group of `lanes` lanes holds such rows.
   static bool ends_fit(int64_t cols, int lanes) {
     return lanes >= ends_lanes && RowEnds::most_packs(cols, ends_pack) <= int64_t(lanes) * ends_packs;
   }
@@ -118,7 +118,7 @@ class RowPlanner {
   using Started = std::conditional_t<changes_itself<typename Problem::Source> || changes_itself<typename Problem::Sink>,
                                      OnOwnCopy<Body>, Body>;
 
-  // Of what rows are cut by: the source, if it can lead, or else the sink.
+  // The phase of the functor that determines where rows are split: the source, if it can lead, otherwise the sink.
   RowPhase phase() const {
     const Plane in = plane_of(p_.source, p_.rows, p_.cols), out = plane_of(p_.sink, p_.rows, p_.cols);
     return leads<typename Problem::Source>() ? phase_of(in) : known(out) ? phase_of(out) : RowPhase{};
@@ -146,7 +146,7 @@ class RowPlanner {
     plan.ends = true;
   }
 
-  // Why rows that begin anywhere are not moved in wide packs; "" or why_not::pieces: they are.
+  // Why rows that begin anywhere are not moved in wide packs; "" or why_not::pieces if they are.
   const char* why_not_ends(const RowPlan& plan) const {
     if constexpr (!ends) {
       return why_not::unknown;
@@ -160,7 +160,7 @@ class RowPlanner {
       if (leads<typename Problem::Source>() && !known(plane_of(p_.source, p_.rows, p_.cols))) return why_not::unknown;
       if (asked.batch_invariant && phase().step % uint32_t(ends_pack) != 0) return why_not::by_place;
       if (!leads<typename Problem::Source>() || !known(out)) return "";
-      // In how wide pieces the sink can write where the source's packs begin.
+      // The width of the pieces that the sink can write where the source's packs begin.
       const RowPhase in = phase(), other = phase_of(out);
       uint32_t piece = ends_pack;
       while ((in.first - other.first) % piece != 0 || (in.step - other.step) % piece != 0) piece /= 2;
@@ -173,10 +173,10 @@ class RowPlanner {
             uint32_t(plane.stride / plane.element)};
   }
 
-  // Groups are compiled for wide and for single packs; in between a block of one warp does the same.
+  // Groups are compiled for wide and single packs; for the width in between a block of one warp does the same.
   bool has_groups(int pack) const { return pack == wide || pack == 1; }
 
-  // Whether the code that runs is for GPUs with clusters, and so has none for split rows.
+  // Whether the code that runs is for GPUs with clusters; it has no kernels for split rows then.
   Status has_clusters(bool& yes) const {
     int compiled_for = 0;
     KERNELS_TRY((image_architecture<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, compiled_for)));
@@ -199,8 +199,8 @@ class RowPlanner {
            (residency == Residency::shared && plan.kept == steps_of(plan));
   }
 
-  // Registers, or as many blocks' shared memory as the row needs; if there is none that is large enough, the plan
-  // stays.
+  // Registers, or the shared memory of as many blocks as the row needs; if no cluster is large enough, the plan stays
+  // as it is.
   void choose_keeping(RowPlan& plan) const {
     bool clusters = false;
     const bool known = has_clusters(clusters).ok();
@@ -225,8 +225,8 @@ class RowPlanner {
     bool clusters = false;
     if (p_.cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
-    // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do. What is
-    // below does not look at the number of rows.
+    // Few rows: as many blocks for each as keep the multiprocessors busy, but each with enough to do. The choice below
+    // does not depend on the number of rows.
     const bool few = p_.rows <= ex_.device().sm_count && !policy.batch_invariant;
     if (few && p_.cols * scale > 2 * tuning::kFewRowsElements) {
       if (clusters) return choose_cluster(plan);
@@ -238,7 +238,7 @@ class RowPlanner {
       }
     }
 
-    // The table speaks of wide packs; of others a thread takes as many as make the same work.
+    // The table assumes wide packs; of other packs a thread takes as many as make the same work.
     const int64_t tile = plan.ends           ? ends_pack * ends_packs
                          : plan.pack == wide ? int64_t(wide) * packs(wide)
                                              : 16 / scale;
@@ -270,23 +270,23 @@ class RowPlanner {
                          : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce)
                                                                   : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
-    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet; but what the sink
-    // reads for every row would push both rows out of the first-level cache if it is more than one vector.
+    // Then two blocks share a multiprocessor, and one reads while the threads of the other synchronize. But if the sink
+    // reads more than one vector for every row, both rows would be evicted from the first-level cache.
     if (plan.ends && policy.threads > 512 && sizeof(Operands<EndsProblem, ends_pack>) <= 16)
       policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
     if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
 
-  // What has no room in shared memory at all is read again.
+  // Rows that do not fit into shared memory at all are read again.
   Status can_keep(RowPlan& plan) const {
     RowPlan trial = plan;
     if (plan.policy.residency == Residency::shared && !complete(trial)) plan.policy.residency = Residency::streamed;
     return {};
   }
 
-  // One warp, or a block in which every thread holds the same number of packs, as many as it can but at least half of
-  // that.
+  // One warp; or a block in which every thread holds the same number of packs: the largest that fits, but at least half
+  // of the maximum.
   bool choose_registers(RowPlan& plan) const {
     const int64_t warp_packs = int64_t(32) * plan.pack;
     if (plan.pack != wide) return false;
@@ -310,8 +310,8 @@ class RowPlanner {
         lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), p_.cols * scale / tuning::kFewRowsElements);
     const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
     while (policy.cluster < most && 2 * policy.cluster <= wanted) policy.cluster *= 2;
-    // In registers, if there is room for all the threads at once; otherwise half as many, in blocks as large as they
-    // get, go through the row in steps.
+    // In registers, if there is room for all threads at once. Otherwise half as many threads, in blocks as large as
+    // possible, process the row in steps.
     const int64_t packs_each = ceil_div(width_of(policy.cluster), int64_t(plan.pack));
     const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs_of(plan))), 32);
     const int64_t room = int64_t(tuning::kFewRowsThreads) * ex_.device().sm_count / (p_.rows * policy.cluster);
@@ -321,13 +321,13 @@ class RowPlanner {
     if (held) return {};
     const int largest = max_block(plan.pack, policy.residency, plan.ends);
     policy.threads = int(lesser<int64_t>(largest, round_up(ceil_div(threads, 2), 32)));
-    // Nearly as many blocks as multiprocessors do.
+    // Nearly as many blocks as multiprocessors are enough.
     const auto enough_blocks = [&](int cluster) { return p_.rows * cluster >= ex_.device().sm_count * 7 / 8; };
     for (; enough_blocks(policy.cluster / 2) && 2 * policy.threads <= largest; policy.cluster /= 2) policy.threads *= 2;
     return can_keep(plan);
   }
 
-  // Clusters of 16 are an option of the hardware.
+  // Clusters of 16 are non-portable: not every device supports them.
   bool fits_largest_cluster() const {
     Launch how;
     how.threads = 1024;
@@ -341,10 +341,10 @@ class RowPlanner {
     return round_up(ceil_div(p_.cols, cluster),
                     Problem::quantizes_groups ? 32 * wide : kWidestPack);  // warps hold whole groups
   }
-  // Where groups are quantized, whole warps have a row each.
+  // If groups are quantized, a row has whole warps.
   static constexpr int least_lanes = Problem::quantizes_groups ? 32 : 1;
 
-  // Fills in what is open and refuses what cannot be.
+  // Fills in open fields, and refuses what is not possible.
   Status complete(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     const Residency residency = policy.residency;
@@ -365,7 +365,7 @@ class RowPlanner {
                      : plan.ends        ? in_packs()
                                         : round_up(p_.cols, plan.pack));
     const bool held = residency == Residency::registers;
-    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs_of(plan));  // for one thread at a time
+    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs_of(plan));  // that one thread takes at a time
     const int most = max_block(plan.pack, residency, plan.ends);
     if (policy.threads == 0) {
       const int64_t wanted = held ? tiles : ceil_div(tiles, 2);
@@ -381,7 +381,7 @@ class RowPlanner {
     if (held) {
       const int count = plan.warp_width / (32 * plan.pack), most = packs(plan.pack);
       if (count > most) return unsupported("policy: the row does not fit the registers of the block or cluster");
-      // Blocks as wide as their threads can take, all but the last: then those have the same for every thread.
+      // Blocks as wide as their threads can hold, except the last: then all threads of a block have the same number.
       plan.width = int(warps * plan.warp_width);
       plan.count = count;
     }
@@ -418,19 +418,19 @@ class RowPlanner {
     return {};
   }
 
-  // As many lanes as hold half of what they could, or there are.
+  // Lanes that each hold half of their maximum, or all lanes.
   int lanes_with_ends() const {
     const int64_t wanted = power_of_two_from(ceil_div(in_packs(), int64_t(ends_pack) * within(1, ends_packs / 2, 2)));
     return int(lesser<int64_t>(32, greater<int64_t>(ends_lanes, wanted)));
   }
-  // The columns of a row's packs, at most; of one at least.
+  // An upper bound on the columns in a row's packs; at least one pack.
   int64_t in_packs() const { return greater<int64_t>(1, RowEnds::most_packs(p_.cols, ends_pack)) * ends_pack; }
 
   int steps_of(const RowPlan& plan) const {
     return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs_of(plan)));
   }
-  // How many of its steps a thread can leave in shared memory when as many blocks are to run beside each other as the
-  // registers allow; or, what should not be read twice, all that there is room for.
+  // The steps that a thread can keep in shared memory if as many blocks are to be resident as registers allow; or, for
+  // what should not be read twice, as many as fit.
   int kept_of(const RowPlan& plan) const {
     const int64_t steps = steps_of(plan);
     const int64_t beside =

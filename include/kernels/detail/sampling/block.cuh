@@ -1,4 +1,4 @@
-// The threads that share a row of logits: what a block does together, and a thread's packs of the row.
+// The threads that share a row of logits: block-wide operations, and a thread's packs of the row.
 #pragma once
 
 #include "../../arch/sm80.cuh"
@@ -13,7 +13,7 @@ namespace detail {
 
 constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 
-// A block's shared memory. What the first block of a cluster has in `shared` is for all.
+// A block's shared memory. `shared` of a cluster's first block is used by all its blocks.
 struct SampleRoom {
   SampleShared shared;
   uint64_t warp_sums[kSampleWarps], block_sum[2], rest;
@@ -21,13 +21,13 @@ struct SampleRoom {
   uint32_t top, floor;
   int owner;
 };
-constexpr int kSampleRoom = (sizeof(SampleRoom) + 15) / 16 * 16;  // and what lies behind begins
+constexpr int kSampleRoom = (sizeof(SampleRoom) + 15) / 16 * 16;  // what follows begins here
 __device__ __forceinline__ SampleRoom& room_of_block() {
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   return *reinterpret_cast<SampleRoom*>(dynamic_shared);
 }
 
-// Behind the room, where there are any; and what lies behind these begins.
+// Follows the SampleRoom, if there are listed tokens; below, where what follows begins.
 __device__ __forceinline__ ListedTokens& listed_of_block() {
   static_assert(ListedTokens::kMost + kSampleThreads < ListedTokens::kSlots, "as take() says");
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -46,8 +46,8 @@ __device__ __forceinline__ void extremes_of_block(SampleRoom& room, uint32_t key
   low = __reduce_min_sync(0xffffffffu, room.warp_keys[1][lane & (kSampleWarps - 1)]);
 }
 
-// A key from low to high that at least `want` keys reach, as they do reach low, and few more; count(key) says how many
-// do.
+// A key in [low, high] that at least `want` keys reach, and few more; at least `want` keys reach low. count(key)
+// returns how many keys reach a key.
 template <class Count>
 __device__ __forceinline__ uint32_t floor_for(int want, uint32_t low, uint32_t high, const Count& count) {
   KERNELS_ROLLED
@@ -89,7 +89,7 @@ class SampleBlock {
   __device__ __forceinline__ int count(int n, const F& f) const {
     return int(sum(n, [&f](int i) { return uint64_t(f(i) ? 1 : 0); }));
   }
-  // Of at most kFew values.
+  // For at most kFew values.
   template <class Get, class Put>
   __device__ __forceinline__ uint64_t scan(int n, const Get& get, const Put& put) const {
     constexpr int most = kFew / kSampleThreads;
@@ -109,7 +109,7 @@ class SampleBlock {
     __syncthreads();
     return sums.all;
   }
-  // Counts for each entry how many are larger, by as many threads as there are for it.
+  // Computes each entry's rank by counting larger entries, with as many threads for each as there are.
   template <class Put>
   __device__ __forceinline__ void ranks(int n, const uint64_t* entries, const Put& put) const {
     int log_share = 0;
@@ -130,7 +130,7 @@ class SampleBlock {
   }
 
  private:
-  // The sum of what the threads before this one have, and that of all. A function of its own, as many call it.
+  // The sum of lower-numbered threads' values, and that of all. Called, not inlined, as there are many uses.
   struct Scanned {
     uint64_t before, all;
   };
@@ -150,14 +150,14 @@ class SampleBlock {
     const uint64_t others = scan_lanes(lane < kSampleWarps ? room.warp_sums[lane] : 0);
     const uint64_t all = __shfl_sync(0xffffffffu, others, kSampleWarps - 1),
                    earlier = __shfl_sync(0xffffffffu, others, warp > 0 ? warp - 1 : 0);
-    __syncthreads();  // the sums may be written again
+    __syncthreads();  // the sums may be overwritten from here on
     return {(warp > 0 ? earlier : 0) + sum - mine, all};
   }
 
   SampleRoom& room_;
 };
 
-// The same by one warp, for what is short.
+// The same operations by one warp, for short lists.
 class SampleWarp {
  public:
   __device__ __forceinline__ explicit SampleWarp(SampleShared& shared) : shared_(shared) {}
@@ -195,7 +195,7 @@ class SampleWarp {
 
  private:
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  // From each lane's value to the sum of those of the lanes before it, and that of all.
+  // Replaces each lane's value by the sum of lower lanes' values; returns the total.
   static __device__ __forceinline__ uint64_t scan_lanes(uint64_t& value) {
     uint64_t sum = value;
     KERNELS_UNROLL
@@ -210,19 +210,19 @@ class SampleWarp {
   SampleShared& shared_;
 };
 
-// The row's address is found out once, where the source has one.
+// The source for one row; computes the row's address once, if it has one.
 template <class Source>
 KERNELS_HD auto one_row(const Source& source, int64_t row) {
   if constexpr (has_at_row<Source>::value) return source.at_row(row);
   else return source;
 }
 
-// The packs of a row that are one thread's: `packs_` of them from column first_ on, step_ apart. kListed: logits of
-// the tokens in listed_of_block() are changed as they are read.
+// A thread's packs of a row: `packs_` packs from column first_ on, step_ apart. kListed: logits of the tokens in
+// listed_of_block() are adjusted when they are read.
 template <class Source, int N, bool kListed = false>
 class SamplePacks {
  protected:
-  // Packs that a thread has on their way, and the tokens of a warp's packs.
+  // Packs that a thread has in flight, and the tokens of a warp's packs.
   static constexpr int kLooks = N > 4 || kListed ? 4 : 8,
                        kLogSegment = N == 8   ? 8
                                      : N == 4 ? 7
@@ -238,7 +238,7 @@ class SamplePacks {
         rank_(rank),
         blocks_(blocks) {}
 
-  // Those up to column `end`.
+  // The packs up to column `end`.
   __device__ __forceinline__ void take(int first, int log_step, int end) {
     first_ = first, step_ = 1 << log_step;
     packs_ = first < end ? (end - first + step_ - 1) >> log_step : 0;
@@ -251,12 +251,12 @@ class SamplePacks {
     return x;
   }
 
-  // f(values, column, number) for those from number `from` on, kMany of them loaded at a time, and then(time) behind
-  // each time; meanwhile() while the first ones are on their way.
+  // Calls f(values, column, index) for the packs from index `from` on, kMany loaded at a time, then(time) after each
+  // time, and meanwhile() while the first ones are in flight.
   template <int kMany, class F, class Then, class Meanwhile>
   __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then, const Meanwhile& meanwhile) const {
-    constexpr bool ahead = kMany < 8;  // else there are no registers for the next ones while these are there
-    // Packs that are not there are the row's first one: a choice of addresses keeps all loads together.
+    constexpr bool ahead = kMany < 8;  // otherwise registers do not suffice for the next packs
+    // Packs that do not exist are replaced by the row's first: selecting addresses keeps all loads together.
     const auto column = [this](int number) { return number < packs_ ? first_ + number * step_ : 0; };
     decltype(fetch_at(0)) fetched[kMany];
     KERNELS_UNROLL

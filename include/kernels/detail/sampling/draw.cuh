@@ -1,4 +1,4 @@
-// DrawOfRow: rows of which all tokens count, drawn from without sorting.
+// DrawOfRow: draws a token from a row in which all tokens count, without sorting.
 //
 //   a block's tokens:   | kept in shared memory from the first pass on | read again |
 #pragma once
@@ -9,9 +9,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A row of which all tokens count, without typical(), in a call that leaves logits as they are, or with kListed all but
-// those of listed tokens. What of it there is room for is kept in shared memory, so that it is read from there from the
-// second time on.
+// For rows in which all tokens count, without typical(), in calls that do not adjust logits, or with kListed only those
+// of listed tokens. As much of the row as fits is kept in shared memory and read from there from the second pass on.
 template <class P, int N, bool kListed>
 class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
   using Ranges = SampleRanges<typename P::Source, N, kListed>;
@@ -80,7 +79,7 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
   using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at,
       Ranges::values_of, Ranges::room_, Ranges::of_warp_;
 
-  // What Visit::mass_left() says of such rows, in few instructions.
+  // Visit::mass_left() for such rows, in few instructions.
   template <class V>
   static __device__ __forceinline__ auto mass_of(const V& what) {
     const Levels levels = what.levels;
@@ -94,8 +93,7 @@ class DrawOfRow : public SampleRanges<typename P::Source, N, kListed> {
     };
   }
 
-  // In parts of 16 bytes, those of a warp side by side. What is kept of a row that ends early is -infinity behind its
-  // end.
+  // The kept logits, in parts of 16 bytes, with those of a warp adjacent. Behind the end of a row they are -infinity.
   static constexpr int kWidth = N < 4 ? N : 4, kParts = N / kWidth;
   struct alignas(kWidth * sizeof(float)) Part {
     float v[kWidth];

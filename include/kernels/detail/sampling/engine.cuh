@@ -1,11 +1,11 @@
-// What sample(), verify() and log_probs() do on the host, and their kernels: a row of logits for one block, or the
-// blocks of a cluster.
+// The host side of sample(), verify() and log_probs(), and their kernels: a block, or the blocks of a cluster, for each
+// row of logits.
 //
 //   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp
 //
-//   LargestOfRow   the largest tokens decide (greedy, top-k): one read; blocks send candidates to block 0 at once
+//   LargestOfRow   the largest tokens decide (greedy, top-k): one read; blocks send candidates to block 0
 //   DrawOfRow      all tokens count: what fits is kept in shared memory between the passes
-//   SampleRow      all others (bias, typical ...): the row as core/sampling_row.h goes through it
+//   SampleRow      everything else (bias, typical ...): the algorithm of core/sampling_row.h
 #pragma once
 
 #include "../../tuning/sampling.h"
@@ -16,32 +16,32 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the
-// device say it.
+// The number of largest tokens from which one is drawn; 0 if others count as well, -1 if parameters on the device
+// decide.
 inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
   const int k = o.temperature.value() == 0.f ? 1 : kept_by(o.top_k.value(), vocabulary);
   return k <= kMostListed && k < vocabulary && o.typical.value() >= 1.f ? k : 0;
 }
-// Whether they are rows for DrawOfRow, likewise.
+// Whether rows are for DrawOfRow; false if parameters on the device decide.
 inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
   return o.temperature.value() != 0.f && kept_by(o.top_k.value(), vocabulary) == 0 && o.typical.value() >= 1.f;
 }
 
-// kListed: logits of listed tokens change, and no others.
+// kListed: only logits of listed tokens are adjusted.
 template <class P, int N, bool kListed>
 struct SampleBody {
   static constexpr int max_threads = kSampleThreads, registers = 64;
   using Row = SampleRow<typename P::Source, N>;
-  // What is wanted first comes first, and together.
+  // In the order in which they are needed.
   struct Params {
     int few;  // drawn_from()
     P p;
   };
 
-  // Behind the room, and ListedTokens where there are any, lies a LargestRoom, or logits that are kept. SampleRow has
-  // the counts of tokens that occur in a list right behind the room.
+  // Shared memory: SampleRoom, ListedTokens if there are any, then a LargestRoom or kept logits. SampleRow has the
+  // counts of listed tokens directly after the SampleRoom.
   static constexpr int kCounts = Row::kTile * int(sizeof(int32_t));
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.p;
@@ -60,8 +60,8 @@ struct SampleBody {
         const LargestOfRow<P, N, kListed> largest(p, row, room, *reinterpret_cast<LargestRoom*>(behind), rank, blocks);
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
-        rank = 0, blocks = 1;  // the first block, now alone, does the whole row
-        __syncthreads();       // all have read what was listed, the room for which is now used again
+        rank = 0, blocks = 1;  // the first block processes the whole row alone
+        __syncthreads();       // all have read the listed tokens, whose memory is reused
       }
     }
     for (; row < p.rows; row += clusters) {
@@ -71,7 +71,7 @@ struct SampleBody {
   }
 
  private:
-  // Whether the row's listed tokens, if there are any, have room, where they are now.
+  // Whether the row's listed tokens, if there are any, fit; stores them.
   static __device__ __forceinline__ bool takes_listed(const P& p, int64_t row) {
     if constexpr (kListed)
       return listed_of_block().take(p.options, row, p.vocabulary);
@@ -86,21 +86,21 @@ struct SampleBody {
     if constexpr (P::kOnlyDraws) {
       DrawOfRow<P, N, kListed> one(p, row, rank, blocks);
       one.draw(p, row);
-      one.sync();  // all have seen what they share
+      one.sync();  // all have seen the shared results
     }
   }
-  // A function of its own, so that what it needs is no burden for rows that are done without.
+  // Called, not inlined, so that its registers do not burden rows that are done without it.
   static __device__ KERNELS_CALLED void wholly(const P& p, int64_t row, int rank, int blocks) {
     const SampleRules rules = p.rules(row);
     Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
     p.solve(one, rules, row);
-    one.sync();  // all have seen what they share
+    one.sync();  // all have seen the shared results
   }
 };
 
 template <class P, int N, bool kListed = false>
 Status start_sample(const Exec& ex, const P& problem) {
-  // Rows that are read one logit at a time are not worth one more kernel; not every GPU's blocks have room for its
+  // Rows that are read one logit at a time are not worth another kernel; and some GPUs' blocks have no room for the
   // list.
   if constexpr (P::kOnlyDraws && N > 1 && !kListed) {
     const bool room = kBehindListed<true> + int(sizeof(LargestRoom)) <= ex.device().shared_per_block;
@@ -121,7 +121,8 @@ Status start_sample(const Exec& ex, const P& problem) {
                           : 0;
   how.shared = size_t(kSampleRoom + greater(counts, greater(largest, kept)));
   if (newer) {
-    // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
+    // As many blocks for each row as leave room for all rows at the same time. Clusters of 16 are not supported
+    // everywhere.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
     for (int cluster = 16; cluster > 1; cluster /= 2) {
       if (problem.rows > room / cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock) continue;
@@ -138,7 +139,7 @@ Status start_sample(const Exec& ex, const P& problem) {
   return launch<Body>(ex, how, {packs ? drawn_from(problem.options, problem.vocabulary) : 0, problem});
 }
 
-// `problem` is made from a source by make(source).
+// make(source) returns the problem.
 template <class Load, class Make>
 Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const Make& make) {
   const auto problem = make(cached(logits));
@@ -150,7 +151,7 @@ Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const
   return start_sample<Problem, 1>(ex, problem);
 }
 
-// One thread for each sequence.
+// A thread for each sequence.
 template <class P>
 struct VerifiedBody {
   static constexpr int max_threads = 128, registers = 64;

@@ -1,6 +1,6 @@
-// LargestOfRow: rows of which the largest tokens decide (greedy, top-k). One read:
+// LargestOfRow: for rows that their largest tokens decide (greedy, top-k). The row is read once:
 //
-//   block 0 ... n of a cluster:  thread -> its candidates -> the block's -> one message to block 0, which draws
+//   blocks 0 ... n of a cluster:  each thread's candidates -> the block's -> one message to block 0, which draws
 #pragma once
 
 #include "../../core/sampling_row.h"
@@ -9,22 +9,22 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What the blocks of a cluster tell the first one of a row's largest tokens.
+// What the blocks of a cluster send to the first one about a row's largest tokens.
 struct LargestRoom {
   static constexpr int kParts = 8, kItems = kFew, kMostBlocks = 16;
-  uint64_t arrived;            // a barrier
-  uint64_t said[kMostBlocks];  // by each block: the key from which on it has sent all tokens, and how many
-  uint64_t sent[kFew];         // by block b as number i: at i * blocks + b
+  uint64_t arrived;            // an mbarrier
+  uint64_t said[kMostBlocks];  // by each block: the key from which on it has sent all its tokens, and their number
+  uint64_t sent[kFew];         // entry i of block b is at i * blocks + b
   float greatest[kParts][kSampleThreads];
   uint32_t item[kItems];       // thread + kSampleThreads * part
   uint32_t items;
-  SampleRules rules;           // of the row, and what the first block's first thread makes of it
+  SampleRules rules;           // the row's, written by the first block's first thread
   uint64_t random;
   bool right;
 };
 
-// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are, or
-// with kListed all but those of listed tokens. A block's only row.
+// For rows that the k largest tokens decide, with k at most kMostListed, in calls that do not adjust logits, or with
+// kListed only those of listed tokens. A block processes one row.
 template <class P, int N, bool kListed>
 class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
   using Packs = SamplePacks<typename P::Source, N, kListed>;
@@ -37,7 +37,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
   }
 
-  // The largest token.
+  // Writes the largest token.
   __device__ __forceinline__ void greedy() const {
     float most = -infinity<float>();
     int at = 0;
@@ -52,7 +52,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     const uint32_t greatest = key_of(most);
     uint32_t top, nothing;
     extremes_of_block(room_, greatest, top, nothing);
-    // Which of its pack it is, is found out once for the block, from the pack.
+    // The token's place in its pack is determined once for the block, by reading the pack again.
     if (greatest == top) {
       const Pack<float, N> x = values_of(fetch_at(at), at);
       int i = N - 1;
@@ -76,10 +76,10 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     conclude(first_of_entry(entry), entry);
   }
 
-  // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one
-  // block.
+  // Draws from the k largest. In the first block, returns false if these were not found, as too many are equal, or are
+  // in one block.
   __device__ __forceinline__ bool draw(int k) const {
-    int log_part = log_looks;  // of how many packs a part is
+    int log_part = log_looks;  // packs in a part, as a power of two
     while (LargestRoom::kParts * step_ << log_part < vocabulary_) ++log_part;
     const uint32_t greatest = greatest_of_parts(log_part), from = floor_of_block(k, greatest);
     list_parts(greatest, from, log_part);
@@ -102,13 +102,13 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
   using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at,
       Packs::values_of;
 
-  // What a block lists: all its tokens from a key on, and how many these are.
+  // What a block lists: all its tokens from a key on, and their number.
   struct Listed {
     uint64_t said;
     int count;
   };
 
-  // The key of the thread's largest logit, of all its packs; those of its parts go to shared memory.
+  // The key of the largest logit of all the thread's packs; the largest of each part is written to shared memory.
   __device__ __forceinline__ uint32_t greatest_of_parts(int log_part) const {
     float most = -infinity<float>(), of_part = most, of_some = most;
     this->template each_pack<kLooks>(
@@ -127,8 +127,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
         [this] { prepare([this] { largest_.random = RowDraw(p_.options, number_, 0).token; }); });
     return key_of(most);
   }
-  // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in
-  // this one.
+  // A key that enough tokens of this block reach that the k largest of the row are listed, unless very many of these
+  // are in this block.
   __device__ __forceinline__ uint32_t floor_of_block(int k, uint32_t greatest) const {
     const int share = (k + blocks_ - 1) >> log_blocks(), want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
     uint32_t high, low;
@@ -136,7 +136,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     low = floor_for(want, low, high, [greatest](uint32_t key) { return __syncthreads_count(greatest >= key); });
     return greater(low, kLowestKey + 1);
   }
-  // The parts that have a token to list.
+  // Lists the parts that have a token to list.
   __device__ __forceinline__ void list_parts(uint32_t greatest, uint32_t from, int log_part) const {
     if (greatest < from) return;
     const int thread = int(threadIdx.x);
@@ -147,7 +147,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
       if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
     }
   }
-  // These parts are read again, their packs shared among all threads.
+  // Reads these parts again, with their packs distributed among all threads.
   __device__ __forceinline__ void list_tokens(int parts, uint32_t from, int log_part) const {
     const int packs = lesser(parts, LargestRoom::kItems) << log_part;
     constexpr int kUnroll = N < 8 ? 8 / N : 1;
@@ -181,14 +181,14 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
                 (parts <= LargestRoom::kItems && count <= kFew >> log_blocks() ? uint32_t(count) : kTooMany),
             count};
   }
-  // The first block what this one has listed.
+  // Sends what this block has listed to the first block.
   __device__ __forceinline__ void tell(const Listed& own) const {
     arch::cluster_wait();
     const int thread = int(threadIdx.x), sent = lesser(own.count, kFew >> log_blocks());
     if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], room_.shared.entries[thread]);
     if (thread == 0) send(largest_.said[rank_], own.said), announce(1 + sent);
   }
-  // By the first block, of what all have listed.
+  // In the first block: draws from what all blocks have listed.
   __device__ __forceinline__ bool draw_from(int k, const Listed& own) const {
     SampleShared& s = room_.shared;
     const int thread = int(threadIdx.x), lane = thread & 31, listed = own.count;
@@ -200,7 +200,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)),
                    most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
     if (most_of_one == kTooMany) return false;
-    // Every thread takes one or two of them.
+    // Every thread takes one or two entries.
     const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
     const auto entry = [&](int at) {
       if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
@@ -211,7 +211,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     uint32_t top, nothing;
     extremes_of_block(room_, greater(first, second), top, nothing);
     if (top != kNanKey && top > kLowestKey) {
-      // Only above the highest of the blocks' keys are all tokens known.
+      // All tokens are known only above the highest of the blocks' keys.
       const auto reach = [first, second, two](uint32_t key) {
         const int one = __syncthreads_count(first >= key);
         return two ? one + __syncthreads_count(second >= key) : one;
@@ -238,7 +238,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     return true;
   }
 
-  // What does not depend on the logits, in the time in which the first of them are on their way.
+  // Everything that does not depend on the logits, done while their first loads are in flight.
   template <class More>
   __device__ __forceinline__ void prepare(const More& more) const {
     if (threadIdx.x == 0) largest_.items = room_.shared.listed = room_.top = 0;
@@ -247,7 +247,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
         arch::mbarrier_init(&largest_.arrived, blocks_);
         arch::mbarrier_init_fence();
       }
-      arch::cluster_arrive_relaxed();  // waited for before anything is sent
+      arch::cluster_arrive_relaxed();  // completed before the first message
     }
     if (rank_ > 0 || threadIdx.x > 0) return;
     largest_.rules = SampleRules(p_.options, number_);
@@ -257,13 +257,12 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
 
   // A cluster has 1, 2, 4, 8 or 16 blocks.
   __device__ __forceinline__ int log_blocks() const { return 31 - __clz(blocks_); }
-  // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are
-  // frequent.
+  // Warps take segments of 32 packs in turn, across blocks, so that each block has some of the frequent tokens.
   __device__ __forceinline__ int first_of(int thread) const {
     return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N;
   }
 
-  // The first in order of a warp's entries.
+  // The first, in order, of a warp's entries.
   static __device__ __forceinline__ uint64_t first_of_warp(uint64_t entry) {
     const uint32_t key = __reduce_max_sync(0xffffffffu, first_of_entry(entry));
     return uint64_t(key) << 32 | __reduce_max_sync(0xffffffffu, first_of_entry(entry) == key ? uint32_t(entry) : 0u);
@@ -272,7 +271,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     const uint32_t at = atomicAdd(&room_.shared.listed, 1u);
     if (at < uint32_t(kFew)) room_.shared.entries[at] = entry;
   }
-  // To the first block, which waits for as many numbers as are announced.
+  // Sends to the first block, which waits for as many numbers as are announced.
   __device__ __forceinline__ void send(const uint64_t& to, uint64_t value) const {
     arch::store_async(arch::remote_address(&to, 0), value, arch::remote_address(&largest_.arrived, 0));
   }

@@ -1,5 +1,5 @@
-// The tokens of a row's list of previous ones in shared memory, for logits that change as they are read: a bit for what
-// may be listed, which most packs of logits have none of, and a table of how often the tokens are.
+// The tokens of a row's list of previous tokens in shared memory, for adjusting logits when they are read: a bitmap of
+// tokens that may be listed, which is empty for most packs of logits, and a hash table of their occurrences.
 #pragma once
 
 #include "../../core/sampling_search.h"
@@ -7,7 +7,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Occurrences::with(), of threads that count together.
+// Occurrences::with() for concurrent threads.
 __device__ __forceinline__ void add_occurrence(int32_t* count, bool in_prompt) {
   if (in_prompt)
     atomicOr(count, Occurrences::kInPrompt);
@@ -16,8 +16,7 @@ __device__ __forceinline__ void add_occurrence(int32_t* count, bool in_prompt) {
 }
 
 struct ListedTokens {
-  // kMost: different tokens. With these sizes two blocks still fit on an H200's multiprocessor, and have 832 bytes
-  // left.
+  // kMost: different tokens. With these sizes two blocks fit on an H200's multiprocessor, with 832 bytes left.
   static constexpr int kBits = 1 << 15, kLogSlots = 12, kSlots = 1 << kLogSlots, kMost = kSlots / 4 * 3;
   uint32_t bits[kBits / 32];  // bit token % kBits
   int32_t tokens[kSlots];     // or -1
@@ -25,7 +24,8 @@ struct ListedTokens {
   int32_t different;
   Adjust adjust;
 
-  // By a block; false if there are too many. A function of its own, as few calls need it.
+  // Fills the table, by all threads of a block; false if there are too many tokens. Called, not inlined, as few calls
+  // need it.
   __device__ KERNELS_CALLED bool take(const SampleOptions& o, int64_t row, int64_t vocabulary) {
     const int32_t* const previous = o.previous.at(row);
     const int listed = o.lengths[row], prompt = o.prompts == nullptr ? 0 : o.prompts[row], thread = int(threadIdx.x),
@@ -34,7 +34,7 @@ struct ListedTokens {
     for (int i = thread; i < kSlots; i += threads) tokens[i] = -1, times[i] = 0;
     if (thread == 0) different = 0, adjust = Adjust(o, SampleRules(o, row), row);
     __syncthreads();
-    // Each thread that has not seen that there are too many adds one more at most: there is always a free slot.
+    // Each thread that has not yet seen the limit exceeded adds at most one more: there is always a free slot.
     for (int i = thread; i < listed && *static_cast<volatile int32_t*>(&different) <= kMost; i += threads) {
       const int32_t token = previous[i];
       if (token < 0 || token >= vocabulary) continue;
@@ -48,7 +48,7 @@ struct ListedTokens {
     return different <= kMost;
   }
 
-  // Logits of tokens from `col` on, a multiple of N, become those that the filters see.
+  // Adjusts the logits of tokens from `col` on, a multiple of N.
   template <int N>
   __device__ __forceinline__ void change(Pack<float, N>& x, int col) const {
     const uint32_t some = bits[col % kBits / 32] >> col % 32 & ((1u << N) - 1);
@@ -59,7 +59,7 @@ struct ListedTokens {
   static __device__ __forceinline__ int first_slot(int32_t token) {
     return int(uint32_t(token) * 2654435769u >> (32 - kLogSlots));
   }
-  // Functions of their own, as few packs need them.
+  // Called, not inlined, as few packs need them.
   template <int N>
   __device__ KERNELS_CALLED Pack<float, N> changed(Pack<float, N> x, int col, uint32_t some) const {
     KERNELS_UNROLL

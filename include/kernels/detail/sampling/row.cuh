@@ -1,7 +1,6 @@
-// SampleRow: a row as core/sampling_search.h and core/sampling_row.h go through it, whatever filters and changes of
-// logits there are.
+// SampleRow: a row for core/sampling_search.h and core/sampling_row.h, with any filters and adjustments of logits.
 //
-//   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp, in their order
+//   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp, in order
 #pragma once
 
 #include "../../core/sampling_row.h"
@@ -11,7 +10,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A row's tokens, a range for each warp, blocks and warps in order. What weigh() and find() are made of.
+// A row's tokens as a range for each warp, with blocks and warps in order. Base of weigh() and find().
 template <class Source, int N, bool kListed = false>
 class SampleRanges : protected SamplePacks<Source, N, kListed> {
  public:
@@ -47,7 +46,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
   }
 
   static __device__ KERNELS_CALLED uint64_t sum_of_warp_called(uint64_t mine) { return sum_of_warp(mine); }
-  // The sum of what all threads have.
+  // The sum of all threads' values.
   __device__ __forceinline__ uint64_t sum_of_row(uint64_t mine) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     own_ = sum_of_warp(mine);
@@ -57,10 +56,10 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     uint64_t all = sum_of_warp(of_warp);
     before_ = sum_of_warp(lane < warp ? of_warp : 0);
     if (blocks_ == 1) {
-      __syncthreads();  // the sums may be written again
+      __syncthreads();  // the sums may be overwritten from here on
       return all;
     }
-    // Two in turn: other blocks may still read the one before.
+    // Double-buffered: other blocks may still read the previous one.
     turn_ ^= 1;
     if (threadIdx.x == 0) room_.block_sum[turn_] = all;
     sync();
@@ -69,9 +68,9 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     before_ += sum_of_warp(lane < rank_ ? of_block : 0);
     return all;
   }
-  // The first token at which the sum of mass(x, id) so far exceeds the target. The warps of the block that has it share
-  // the range of the one that has it: first for the sums of its parts. pack(number, thread, column) is a pack of that
-  // thread's.
+  // Finds the first token at which the cumulative sum of mass(x, id) exceeds the target. All warps of the block that
+  // has it share the range of the warp that has it: they first sum its parts. pack(index, thread, column) is a pack of
+  // that thread.
   template <class GetPack, class Mass>
   __device__ __forceinline__ void find_by(uint64_t target, const GetPack& pack, const Mass& mass) const {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -114,7 +113,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     }
     sync();
   }
-  // Of the sums of look_at(number), so many numbers to a part and a part to a warp.
+  // Sums look_at(index) over parts of `of_part` indices, a warp for each part.
   template <class LookAt>
   __device__ __forceinline__ void sum_parts(uint64_t* sums, int parts, int of_part, int lane, int warp,
                                             const LookAt& look_at) const {
@@ -128,7 +127,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
       if (lane == 0) sums[part] = sum;
     }
   }
-  // By one warp: the part in which the sum so far exceeds the rest, which becomes what is left of it there.
+  // By one warp: the part in which the cumulative sum exceeds `rest`; `rest` becomes the remainder within that part.
   static __device__ __forceinline__ int find_part(const uint64_t* sums, int parts, int lane, uint64_t& rest) {
     KERNELS_ROLLED
     for (int from = 0; from < parts; from += 32) {
@@ -144,7 +143,7 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
     }
     return 0;
   }
-  // The sum of what the lanes before this one have.
+  // The sum of lower lanes' values.
   static __device__ KERNELS_CALLED uint64_t before_lane(uint64_t mine) {
     uint64_t sum = mine;
     KERNELS_UNROLL
@@ -162,8 +161,8 @@ class SampleRanges : protected SamplePacks<Source, N, kListed> {
   }
 
   SampleRoom& room_;
-  int of_warp_, turn_ = 0;  // packs that a thread has at most
-  uint64_t before_ = 0, own_ = 0;  // the sum of what lies before this warp's tokens, and that of these
+  int of_warp_, turn_ = 0;  // of_warp_: the most packs of a thread
+  uint64_t before_ = 0, own_ = 0;  // the sum before this warp's tokens, and the sum of these
 };
 
 template <class Source, int N>
@@ -172,7 +171,7 @@ class SampleRow : public SampleRanges<Source, N> {
 
  public:
   using Ranges::shared, Ranges::is_first, Ranges::sync;
-  // For how many of a thread's packs tokens of a list are counted at once.
+  // The packs of each thread whose occurrences in the list are counted together.
   static constexpr int kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N), kTile = kCounted * kSampleThreads * N;
 
   __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules,
@@ -209,7 +208,7 @@ class SampleRow : public SampleRanges<Source, N> {
     const int lane = threadIdx.x & 31;
     uint32_t top, low;
     extremes_of_block(room_, greatest_, top, low);
-    // If each block has its share above a floor, all have.
+    // If each block has its share above a floor, the cluster has enough.
     if (want > 1)
       low = floor_for((want + blocks_ - 1) / blocks_, low, top,
                       [this](uint32_t key) { return __syncthreads_count(greatest_ >= key); });
@@ -221,7 +220,7 @@ class SampleRow : public SampleRanges<Source, N> {
       top = __reduce_max_sync(0xffffffffu, other->top);
       floor = __reduce_min_sync(0xffffffffu, other->floor);
     }
-    if (want == 0) floor = 0;  // all tokens count, also those behind the largest of their thread
+    if (want == 0) floor = 0;  // all tokens count, not only those up to the largest of each thread
     if (want == 1) floor = top;
     return top;
   }
@@ -231,12 +230,12 @@ class SampleRow : public SampleRanges<Source, N> {
       if (key >= from) append(entry_of(key, id), key);
     });
   }
-  // Of one token, in a row that nothing changes.
+  // The key of one token, in a row without adjustments.
   __device__ __forceinline__ uint32_t key_at(int64_t id) const {
     return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]);
   }
 
-  // A function of its own, as it is long and many call it; so is what adjusts a logit.
+  // Called, not inlined, as it is long and has many uses; so is the function that adjusts a logit.
   template <class V>
   __device__ KERNELS_CALLED void visit(uint32_t from, const V& all) {
     const V what = all;
@@ -254,14 +253,14 @@ class SampleRow : public SampleRanges<Source, N> {
   __device__ __forceinline__ void clear_bins() const {
     block_.each(kBins, [this](int i) { room_.shared.mass[i] = 0, room_.shared.count[i] = 0; });
   }
-  // A sum of 64 bits is one of 32 and one of what that carries: wider ones take shared memory several tries.
+  // A 64-bit sum as a 32-bit sum and a carry: 64-bit atomics on shared memory take several attempts.
   __device__ __forceinline__ void bin(int i, uint64_t mass) const {
     uint32_t* const halves = reinterpret_cast<uint32_t*>(&room_.shared.mass[i]);
     const uint32_t low = uint32_t(mass), sum = atomicAdd(&halves[0], low) + low;
     atomicAdd(&halves[1], uint32_t(mass >> 32) + (sum < low ? 1u : 0u));
     atomicAdd(&room_.shared.count[i], 1u);
   }
-  // Those of all blocks, in the first one.
+  // Adds up the bins of all blocks in the first block.
   __device__ __forceinline__ void gather_bins() const {
     sync();
     if (blocks_ == 1 || !leads()) return;
@@ -311,8 +310,8 @@ class SampleRow : public SampleRanges<Source, N> {
       Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::leaders,
       Ranges::room_, Ranges::of_warp_;
 
-  // f(key, id), of logits as the filters see them. The block counts how often tokens occur in the list for some packs
-  // of every thread at a time.
+  // Calls f(key, id) with adjusted logits. The block counts occurrences of listed tokens for some packs of every thread
+  // at a time.
   template <class F>
   __device__ __forceinline__ void each(uint32_t from, const F& f) {
     const bool takes_part = greatest_ >= from;
@@ -327,7 +326,7 @@ class SampleRow : public SampleRanges<Source, N> {
         const int col = first_ + (begin + k) * step_;
         const bool more = k + 1 < kCounted && begin + k + 1 < packs_;
         const Pack<float, N> x = values_of(fetched, col);
-        if (more) fetched = fetch_at(col + step_);  // on its way meanwhile
+        if (more) fetched = fetch_at(col + step_);  // in flight meanwhile
         const int32_t* const counts = counts_ + (k * kSampleThreads + int(threadIdx.x)) * N;
         KERNELS_ROLLED
         for (int i = 0; i < N; ++i) {  // rolled, as f is long
@@ -357,7 +356,7 @@ class SampleRow : public SampleRanges<Source, N> {
     return adjust(x, id, count);
   }
 
-  // Of this block's tokens, those of the packs from number `begin` on.
+  // Counts occurrences of this block's tokens, for the packs from index `begin` on.
   __device__ __forceinline__ void count_previous(int begin) const {
     __syncthreads();
     for (int i = threadIdx.x; i < kTile; i += kSampleThreads) counts_[i] = 0;
@@ -371,7 +370,7 @@ class SampleRow : public SampleRanges<Source, N> {
     }
     __syncthreads();
   }
-  // The same of one token.
+  // The same for one token.
   __device__ __forceinline__ int times_listed(int token) const {
     int count = 0;
     KERNELS_ROLLED
