@@ -291,6 +291,7 @@ auto append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_
 }
 }  // namespace detail
 
+// Sinks for the keys (below: values) of a view without scales, or with one scale for the tensor or for each head.
 template <class K, class V, class Where>
 auto append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
   return detail::append(kv.keys(), kv.where(), at, head_dim);
@@ -299,6 +300,7 @@ template <class K, class V, class Where>
 auto append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
   return detail::append(kv.values(), kv.where(), at, head_dim);
 }
+// The same with a computed scale for each position and head; `scales` is the pointer that the view reads.
 template <class K, class V, class Where, class S>
 auto append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, S* scales) {
   return detail::append(kv.keys(), kv.where(), at, head_dim, scales);

@@ -205,6 +205,7 @@ template <class Format, class T>
 KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) {
   return {words, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
 }
+// Any other order, with strides in elements. Calls cannot check its positions, heads and dim.
 template <class T>
 KvTensor<T> strided(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) {
   return {p, block_stride, pos_stride, head_stride};
@@ -357,10 +358,13 @@ auto kv_cache(K k, V v, const Where& where) {
 }
 }  // namespace detail
 
+// Each sequence has a block of its own: block b is sequence b.
 template <class K, class V>
 auto dense_kv(K k, V v, Lengths lengths) { return detail::kv_cache(k, v, Dense{lengths}); }
+// All sequences are in one block, one after the other: offsets has batch + 1 entries.
 template <class K, class V>
 auto ragged_kv(K k, V v, const int32_t* offsets) { return detail::kv_cache(k, v, Ragged{offsets}); }
+// Sequences consist of pages, each a block of the tensors.
 template <class K, class V>
 auto paged_kv(K k, V v, Pages pages, Lengths lengths) { return detail::kv_cache(k, v, Paged{pages, lengths}); }
 

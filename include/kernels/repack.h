@@ -1,6 +1,6 @@
 // repack(): converts 4-bit matrices of GPTQ and AWQ checkpoints into the layout of uint4(), once, on the host.
 //
-//   // qweight, qzeros and scales of a layer of N outputs and K inputs, as they lie in the file
+//   // qweight, qzeros and scales of a layer of N outputs and K inputs, as they are in the file
 //   k::GptqMatrix<k::half> file{qweight, qzeros, scales, N, K, 128};  // or AwqMatrix
 //   std::vector<uint32_t> words(N * K / 8);
 //   std::vector<k::half> s(N * K / 128);

@@ -1,4 +1,4 @@
-// Facts: a cache of values that are found once and read by many threads at the same time, without a lock.
+// Facts: a cache of values that are computed once and read by many threads at the same time, without a lock.
 #pragma once
 
 #include <atomic>

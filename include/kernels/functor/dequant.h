@@ -166,6 +166,7 @@ struct Traits<Dequant<Codes, Scales<T, ZeroPoint>>> : PlacedTraits<Codes> {
 };
 }  // namespace detail
 
+// weight = (code - zero) * scale. codes: load() of 8-bit codes, or int4(), uint4(), fp4(); gf4() has its own scales.
 template <class Codes, class S>
 auto dequant(Codes codes, S scales) {
   constexpr bool bare = std::is_pointer<S>::value || std::is_arithmetic<S>::value;

@@ -107,6 +107,7 @@ constexpr bool takes_elements() {
 }
 }  // namespace detail
 
+// A matrix: p[row * ld + col] = value, rounded to T. Integers other than int8_t, and bool, are refused.
 template <class T>
 auto store(T* p, int64_t ld) {
   if constexpr (detail::takes_elements<T>()) return DirectStore<compute_t<T>, T>(p, ld);

@@ -145,6 +145,7 @@ constexpr bool has_elements() {
 }
 }  // namespace detail
 
+// A matrix: value(row, col) = p[row * ld + col].
 template <class T>
 auto load(const T* p, int64_t ld) {
   static_assert(!std::is_same<T, uint16_t>::value,

@@ -10,7 +10,7 @@ namespace tuning {
 // halves: GELU took 256 us with 64 bytes, 284 with 32, 312 with 16; SwiGLU, with two operands, 367 us with 64 bytes,
 // 436 with 32, 400 with 128.
 constexpr int kBytesInFlight = 64;
-// With less work than fills so many blocks on each multiprocessor, threads take fewer packs at a time.
+// If there is too little work for this number of blocks on each multiprocessor, threads take fewer packs at a time.
 constexpr int kBlocksEach = 8;
 
 }  // namespace tuning

@@ -129,8 +129,7 @@ class ProductEngine {
     return "";
   }
 
-  // ---- operands that a kernel ahead rounds once, in the workspace: inputs first, then weights
-  // ------------------------
+  // ---- operands rounded ahead, in the workspace: inputs first, then weights ----------------------------------------
 
   struct Rounds {
     bool inputs, weights;
