@@ -30,7 +30,6 @@
 // call can be captured in a graph and replayed while sequences grow. The same input gives the same bits. In
 // attention(), and in decode() with Attention{}.splits(n), a sequence's bits also do not depend on the rest of the
 // batch.
-// sequence those that it has alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
 #include "detail/attention/decode_engine.cuh"

@@ -1,5 +1,6 @@
 // Strided heads: queries and results whose heads and sequences have any strides in memory, and sources for norms of
 // heads.
+//
 //   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));      // a sequence, or ragged ones
 //   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));
 //                                                                        // q_len rows of each sequence

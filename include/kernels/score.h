@@ -4,16 +4,16 @@
 //   k::causal() & k::window(4095, 0) & k::soft_cap(30.f)
 //   k::no_mask()
 //
-// no_mask()                                every query sees every key causal(align)                            a query
-// sees the keys up to its own place window(left, right, align)               keys from `left` before its place up to
-// `right` after it; -1: no limit bitmask(words, query_stride, batch_stride)     key j if bit j % 32 of word j / 32 is
-// set; .head_stride(n): a mask for
+// no_mask()                                every query sees every key
+// causal(align)                            a query sees the keys up to its own place
+// window(left, right, align)               keys from `left` before its place up to `right` after it; -1: no limit
+// bitmask(words, query_stride, batch_stride)     key j if bit j % 32 of word j / 32 is set; .head_stride(n): a mask for
 //                                                each head
 // tree_mask(words, query_stride, batch_stride)   a bitmask for the last q_len keys; all earlier keys are visible
-// soft_cap(cap)                            cap * tanh(logit / cap), accurate to 2^-22 of the cap alibi(slopes)
-// - slopes[head] * |place of the query - key| score_bias(p, batch_stride, head_stride, query_stride)   + p[...]; -inf
-// masks a key; a stride of 0 repeats sinks(p)                                 attention sinks: one more logit for each
-// head, p[head], without a value
+// soft_cap(cap)                            cap * tanh(logit / cap), accurate to 2^-22 of the cap
+// alibi(slopes)                            - slopes[head] * |place of the query - key|
+// score_bias(p, batch_stride, head_stride, query_stride)   + p[...]; -inf masks a key; a stride of 0 repeats
+// sinks(p)                                 attention sinks: one more logit for each head, p[head], without a value
 //
 // a & b masks what either masks; logits pass through a first. They are already scaled. The place of query i is key i +
 // kv_len - q_len, so that the last query is at the last key (bottom_right, the default), or key i (top_left).

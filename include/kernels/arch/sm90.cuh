@@ -426,9 +426,8 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
 =======
 // The wgmma descriptor of a tile of 16-bit values in shared memory, with the 128-byte swizzle: contiguous rows of 128
 // bytes from a multiple of 1024 on, in which 16-byte chunk i is at i ^ (row % 8). The descriptor 16 columns further is
-// larger by
-// 2. As a transposed operand, whose rows are k, the one 16 rows further is larger by 128, and 64 columns further is
-//    `run` bytes behind.
+// larger by 2. As a transposed operand, whose rows are k, the one 16 rows further is larger by 128, and 64 columns
+// further is `run` bytes behind.
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }

@@ -33,8 +33,7 @@
 // - They need not be const. Each thread of the GPU then has its own copy, which may keep a state from one call of it to
 //   the next; the caller does not get it back. CPU threads, copy(), products and attention may share or copy functors.
 // - Packs have 1 or 2 elements, as in OneFlow; if the number of columns is even, the functor's pointers must be aligned
-//   for
-// 2. `bool CanPackAs(size_t n)` may allow 4 or forbid 2.
+//   for 2. `bool CanPackAs(size_t n)` may allow 4 or forbid 2.
 // - As a load may have an effect (residual_out = x + residual), engines run it once for each element if the row can be
 //   kept; docs/row_ops.md says when. Such functors are not copied on the device, unless they have a `reload`.
 //
@@ -72,7 +71,6 @@
 //   reload<N>(row, col)             a Source with effects has this for engines that read a row a second time
 //   without_effects()               a Map with effects has this for engines that apply it again: the same map without
 //                                   effects; likewise a Source whose resolve() has effects
-//                                   without them; likewise a Source whose resolve() has them
 #pragma once
 
 #include "forms.h"

@@ -254,9 +254,10 @@ class LogProbs {
 // occurrences; or by both. All penalties apply to all of them, as in generate(). With prompts(p), the first p[row]
 // entries of previous() are the prompt, to which only repetition_penalty() applies, as in serving engines.
 //
-// A parameter is a number, or a pointer in the memory space in which the call runs: (p) for one number per row, (p,
-// stride) with stride 0 for one number for all rows. So are seed(s) and step(s), which may change between replays of a
-// graph. A row's draw depends on the seed, the step and, unless each row has its own seed, on the row's index.
+// A parameter is a number, or a pointer in the memory space in which the call runs: temperature(p) has one number for
+// each row, temperature(p, stride) with stride 0 one for all rows. seed(s) and step(s) are parameters as well, and may
+// change between replays of a graph. A row's draw depends on the seed, the step and, unless each row has its own seed,
+// on the row's index.
 //
 // status(p): an array, in the memory space in which the call runs, that receives a Sampled for each row.
 class Sampling {

@@ -1,4 +1,4 @@
-// Exec: how CPU calls run: the number of threads, and where the threads come from.
+// Exec: how many threads a CPU call uses, and where they come from.
 //
 //   k::cpu::Exec cx{8};                // 8 threads at most
 //   k::cpu::Exec all;                  // as many as the process may use: by affinity and by its container's CPU quota

@@ -9,7 +9,6 @@
 // hold are read twice. (An exchange within a part of a warp, such as the lanes of a group at the end of a row, takes
 // five times as many instructions: H200, CUDA 13.0, 2026-11, 16384 x 16384 halves 333 us, and 305 if whole warps
 // exchange.)
-// many instructions: H200, CUDA 13.0, 2026-11, 16384 x 16384 halves 333 us, and 305 if whole warps exchange.)
 #pragma once
 
 #include "../functor.h"

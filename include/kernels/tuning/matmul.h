@@ -52,10 +52,10 @@ constexpr int kFineThreads = 448;
 
 // From this number of tokens on, weights are decoded into a workspace ahead of the product, if there is one: weights
 // that would otherwise pass through their functors; codes of 8 and 4 bits; and codes of fp8 with one scale for each
-// row. 14336 x 4096 and 4096 x 14336, microseconds without and with decoding ahead: half times a number 269 and 99 with
-// 8 tokens, 6952 and 671 with 4096; int8 with a scale for 64 columns 146 and 144 with 512 tokens, 216 and 190 with 768,
-// 954 and 681 with 4096; int4 with a scale for 32 columns 135 and 136, 199 and 181, 915 and 685; e4m3 with a scale for
-// each row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
+// row. H200 (CUDA 13.0, 2026-11), 14336 x 4096 and 4096 x 14336, microseconds without and with decoding ahead: half
+// times a number 269 and 99 with 8 tokens, 6952 and 671 with 4096; int8 with a scale for 64 columns 146 and 144 with
+// 512 tokens, 216 and 190 with 768, 954 and 681 with 4096; int4 with a scale for 32 columns 135 and 136, 199 and 181,
+// 915 and 685; e4m3 with a scale for each row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
 constexpr int kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
 
 // kGemvTokens: up to this number of tokens, products run on CUDA cores if tensor cores would round their weights; more,
@@ -117,10 +117,9 @@ constexpr double kStepsBesides = 16;
 // CUDA cores, floats. kCostOfSmallTile: the time of a wave of tiles of 64 x 64 relative to 128 x 128. kSumsOfGemv: sums
 // of eight tokens at a time (gemv) that a multiprocessor makes in the time of a wave of 128 x 128. H200 (CUDA 13.0,
 // 2026-11), microseconds with 64 x 64 and 128 x 128: 512^3 24 and 62, 100 x 4096 x 4096 187 and 430, 1024^3 79 and 117,
-// 2048^3 588 and
-// 456. With gemv and the faster tile: 8, 32 and 64 x 4096 x 4096 23, 82 and 156, tiles 183 to 192; 64 x 1024 x 1024 13
-//      and 46; 32 x 14336 x 4096 266 and 285. Four tokens of two rows at a time took 37, 133 and 263 for the first
-//      three.
+// 2048^3 588 and 456. With gemv and the faster tile: 8, 32 and 64 x 4096 x 4096 23, 82 and 156, tiles 183 to 192;
+// 64 x 1024 x 1024 13 and 46; 32 x 14336 x 4096 266 and 285. Four tokens of two rows at a time took 37, 133 and 263 for
+// the first three.
 constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 
 // cost_of_boxes: a model of a call's time, in microseconds, for tiles whose weights, and mostly inputs, are copied by
@@ -190,10 +189,10 @@ constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int 
 // (523 without turns). Two blocks of 128 x 128 on a multiprocessor took 391 (bfloat16: 690, and 641 in tiles of 128 x
 // 256); two steps between additions 383, with twice the error.
 //
-// Persistent kernels whose groups share a tile of 256 rows, and whose next operands are in flight while sums are stored
-// slab by slab: bfloat16 628 us instead of 640, 8192^3 1,386 instead of 1,405, 1024 x 4096 x 4096 48.1 instead of 47.2;
-// one warpgroup three steps ahead of the other took the same. Tokens as the rows of mma, 64 x 256, which read less
-// shared memory, took the same.
+// Not adopted: persistent kernels whose groups share a tile of 256 rows, with the next operands in flight while sums
+// are stored slab by slab: bfloat16 628 us instead of 640, 8192^3 1,386 instead of 1,405, 1024 x 4096 x 4096 48.1
+// instead of 47.2; one warpgroup three steps ahead of the other took the same. Tokens as the rows of mma, 64 x 256,
+// which read less shared memory, took the same.
 constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.4,
                  kLongerWithFactorsNarrow = 1.75;
 

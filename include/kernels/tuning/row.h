@@ -4,7 +4,6 @@
 // 49,152 rows of 32 to 32,768 columns and fewer rows of up to 262,144, and of few rows of floats. Timings:
 // bench/results/h200/row_sweep.txt. A row is held in registers if one warp can hold it, or if all threads of a block
 // get the same number of packs; other rows are streamed.
-// every thread of a block can have the same number of packs; other rows are streamed.
 #pragma once
 
 #include "../core/row_policy.h"

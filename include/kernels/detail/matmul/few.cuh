@@ -16,7 +16,6 @@
 // request the same lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0
 // instead of 31.0). With one warp on each scheduler, waiting, reading and multiplying alternate and leave memory idle,
 // however deep the ring: tuning/matmul.h says what a second group gains (kStepsOfGroups).
-// tuning/matmul.h says what a second group gains (kStepsOfGroups).
 #pragma once
 
 #include "few_weights.cuh"

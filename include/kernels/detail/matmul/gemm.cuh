@@ -17,7 +17,6 @@
 //
 // If the image supports clusters, the blocks of a cluster can share K (split-K): the partial sums are added in the
 // order of the blocks' ranks.
-// their ranks.
 #pragma once
 
 #include <cstdint>
