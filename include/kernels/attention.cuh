@@ -113,6 +113,7 @@ Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
 
 }  // namespace detail
 
+// For many queries. Without a workspace keys are not split. kDim: the largest head of any call, 0: any; see the top.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                                const S& score, const Attention& options = {}) {
@@ -216,6 +217,7 @@ Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, con
 
 }  // namespace detail
 
+// For 1 to 32 queries of each sequence, with the workspace described above.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options = {}) {
