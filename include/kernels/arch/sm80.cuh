@@ -9,15 +9,9 @@
 KERNELS_BEGIN
 namespace arch {
 
-<<<<<<< HEAD
 // mma.m16n8k16: d += a * b for a 16 x 16 tile a and a 16 x 8 tile b of T. Fragments of lane 4g + t: of a the pairs (row
 // g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8); of b the pairs (k 2t, column g), (k 2t + 8,
 // column g); of d (row g, columns 2t and 2t + 1) and (row g + 8, the same columns).
-=======
-// d += a * b for a 16 x 16 tile of a and a 16 x 8 tile of b of T, in the fragment layout of mma.m16n8k16. Lane 4g + t
-// holds of a the pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8); of b the pairs (k
-// 2t, column g), (k 2t + 8, column g); of d the pairs (row g, columns 2t and 2t + 1), (row g + 8, the same columns).
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <class T>
 __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kCompiledFor >= 80) {
@@ -34,15 +28,9 @@ __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], cons
   }
 }
 
-<<<<<<< HEAD
 // mma.m16n8k32 for int8: a 16 x 32 tile a and a 32 x 8 tile b. Fragments of lane 4g + t: of a the words of four
 // elements (row g, k from 4t), (row g + 8, k from 4t), (row g, k from 4t + 16), (row g + 8, k from 4t + 16); of b (k
 // from 4t, column g), (k from 4t + 16, column g).
-=======
-// The same for int8, a 16 x 32 tile of a and a 32 x 8 tile of b. Lane 4g + t holds of a the words of four (row g, k
-// from 4t on), (row g + 8, 4t), (row g, 4t + 16), (row g + 8, 4t + 16); of b (k from 4t on, column g), (4t + 16, column
-// g).
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void mma_16832(int32_t* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kCompiledFor >= 80) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -58,22 +46,14 @@ __device__ __forceinline__ uint32_t dynamic_shared_bytes() {
   return bytes;
 }
 
-<<<<<<< HEAD
 // The larger of two numbers, or NaN if one is NaN.
-=======
-// The larger of two, or NaN if one of them is.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
 }
 
-<<<<<<< HEAD
 // (word & mask) | bits in one instruction: the compiler makes two if both are constants.
-=======
-// (word & mask) | bits in one instruction; the compiler makes two if both are constants.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <uint32_t mask, uint32_t bits>
 __device__ __forceinline__ uint32_t mask_or(uint32_t word) {
   uint32_t out;
@@ -81,11 +61,7 @@ __device__ __forceinline__ uint32_t mask_or(uint32_t word) {
   return out;
 }
 
-<<<<<<< HEAD
 // (word & mask) ^ bits in one instruction.
-=======
-// (word & mask) ^ bits, in one instruction as well.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <uint32_t mask, uint32_t bits>
 __device__ __forceinline__ uint32_t mask_xor(uint32_t word) {
   uint32_t out;
@@ -93,13 +69,8 @@ __device__ __forceinline__ uint32_t mask_xor(uint32_t word) {
   return out;
 }
 
-<<<<<<< HEAD
 // Two halves as a word. This is opaque to the compiler, so that a constant stays in its register instead of being
 // rebuilt for each use.
-=======
-// Two halves in a word. Opaque to the compiler, so that a constant stays in its register instead of being rebuilt for
-// each use.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ uint32_t join_halves(uint32_t low, uint32_t high) {
   uint32_t pair;
   asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(pair) : "r"(low), "r"(high));
@@ -117,13 +88,8 @@ __device__ __forceinline__ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c)
   return d;
 }
 
-<<<<<<< HEAD
 // ldmatrix: four 8 x 8 tiles of 16-bit values from shared memory. Lanes 8i to 8i + 7 hold the addresses of the rows of
 // tile i, 16 bytes each.
-=======
-// Loads four 8 x 8 tiles of 16-bit values from shared memory. Each lane gives the address of a row of 16 bytes: lanes
-// 8i to 8i + 7 those of tile i.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
@@ -131,37 +97,23 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t ro
                : "memory");
 }
 
-<<<<<<< HEAD
 // The same, transposed: lane 4g + t gets rows 2t and 2t + 1 of column g.
-=======
-// The same, with each tile transposed: lane 4g + t gets rows 2t and 2t + 1 of column g.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
                : "r"(row_address)
                : "memory");
 }
-<<<<<<< HEAD
 // Transposes an 8 x 8 tile of 16-bit values in registers: before and after, lane 4g + t has the pair 2t, 2t + 1 of row
 // g.
-=======
-// Transposes an 8 x 8 tile of 16-bit values in registers: lane 4g + t has the pair 2t, 2t + 1 of row g, before and
-// after.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
 }
 
-<<<<<<< HEAD
 // cp.async of 16 bytes from global to shared memory, bypassing registers and L1. Only `bytes` bytes are read; the rest
 // are zeros.
-=======
-// Copies 16 bytes from global to shared memory, bypassing registers and the L1; reads `bytes` of them, the rest are
-// zeros.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -169,11 +121,7 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int
                  : "memory");
   }
 }
-<<<<<<< HEAD
 // Copies 16 bytes, or zeros. Much cheaper than a variable number of bytes, from which the compiler computes an address.
-=======
-// Copies 16 bytes, or zeros. Much cheaper than a byte count, from which the compiler computes an address.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_async_16_or_zeros(uint32_t to, const void* from, bool there) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile(
@@ -182,11 +130,7 @@ __device__ __forceinline__ void copy_async_16_or_zeros(uint32_t to, const void* 
         : "memory");
   }
 }
-<<<<<<< HEAD
 // The same as copy_async_16() with a number of bytes, but for 4 bytes and through L1.
-=======
-// As copy_async_16() with a byte count, but of 4 bytes, through the L1.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -194,13 +138,8 @@ __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int 
                  : "memory");
   }
 }
-<<<<<<< HEAD
 // Copies kBytes (4, 8 or 16) through L1 if `wanted`, or zeros if also `zeros`. Predicated, not a branch, so that the
 // compiler can schedule other instructions around it.
-=======
-// Copies 4, 8 or 16 bytes through the L1, or zeros, or does nothing. Predicates instead of branches, so that other
-// instructions can be scheduled around it.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <int kBytes>
 __device__ __forceinline__ void copy_async_if(uint32_t to, const void* from, bool wanted, bool zeros) {
   if constexpr (kCompiledFor >= 80) {
@@ -211,22 +150,14 @@ __device__ __forceinline__ void copy_async_if(uint32_t to, const void* from, boo
         : "memory");
   }
 }
-<<<<<<< HEAD
 // Copies 16 bytes, and prefetches the 128 bytes around them into L2.
-=======
-// Copies 16 bytes, and brings the 128 bytes around them into the L2.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
                  : "memory");
   }
 }
-<<<<<<< HEAD
 // Copies 16 bytes if `wanted`. Predicated, not a branch, so that the compiler can schedule other instructions around
-=======
-// Copies 16 bytes, or does nothing. A predicate instead of a branch, so that other instructions can be scheduled around
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 // it.
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
   if constexpr (kCompiledFor >= 80) {
@@ -237,11 +168,7 @@ __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, 
         : "memory");
   }
 }
-<<<<<<< HEAD
 // Copies 16 bytes if `wanted`, or zeros if also `zeros`.
-=======
-// Copies 16 bytes, or zeros, or does nothing.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted, bool zeros) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile(
@@ -254,11 +181,7 @@ __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, 
 __device__ __forceinline__ void copy_async_commit() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }
-<<<<<<< HEAD
 // Waits until all but the last `kLeft` committed groups have arrived.
-=======
-// Waits until all but the last `kLeft` groups have arrived.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <int kLeft>
 __device__ __forceinline__ void copy_async_wait() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
@@ -269,12 +192,7 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
 }
 
-<<<<<<< HEAD
 // Atomic addition with acquire and release semantics at GPU scope; returns the previous value.
-=======
-// Atomic add with acquire and release semantics; returns the old value. Afterwards this thread can read what other
-// threads wrote before they added; threads that add later can read what this thread wrote or has seen.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ unsigned long long atomic_add_released(unsigned long long* p, unsigned long long x) {
   unsigned long long before;
   asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
@@ -283,11 +201,7 @@ __device__ __forceinline__ unsigned long long atomic_add_released(unsigned long 
                : "memory");
   return before;
 }
-<<<<<<< HEAD
 // The same with release semantics only, and without a result.
-=======
-// The same with release semantics only, without the old value.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void add_released(unsigned* p, unsigned x) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(x) : "memory");
 }
@@ -296,12 +210,8 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
   return x;
 }
-<<<<<<< HEAD
 // Loads words if `wanted`, or sets zeros, without waiting. The compiler does not move the load across other volatile
 // asm.
-=======
-// Loads words, or gives zeros. Volatile: the compiler keeps the order of these loads and other volatile asm.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void begin_load_if(uint32_t (&words)[1], const void* p, bool wanted) {
   words[0] = 0;
   if constexpr (kCompiledFor >= 80)
@@ -316,21 +226,12 @@ __device__ __forceinline__ void begin_load_if(uint32_t (&words)[2], const void* 
                  : "+r"(words[0]), "+r"(words[1])
                  : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
 }
-<<<<<<< HEAD
 // Loads two floats that are read-only during the kernel. The compiler does not move the load across other volatile asm,
 // and waits for it where the floats are used.
 __device__ __forceinline__ void begin_load(float (&x)[2], const float* p) {
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(__cvta_generic_to_global(p)));
 }
 // 64-bit words that other blocks write or read concurrently: each word is loaded or stored as a whole.
-=======
-// Loads two floats that nobody writes during the kernel. The compiler keeps the order of this load and other volatile
-// asm, and waits where the floats are used.
-__device__ __forceinline__ void begin_load(float (&x)[2], const float* p) {
-  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(__cvta_generic_to_global(p)));
-}
-// Loads 64-bit words that other blocks write or read at the same time: each word is atomic.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void load_words(unsigned long long (&x)[2], const unsigned long long* p) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(x[0]), "=l"(x[1])

@@ -1,10 +1,5 @@
-<<<<<<< HEAD
 // One function per sm_90 instruction. On older targets the functions are empty; callers test arch::kClusters first
 // where that would change the meaning.
-=======
-// One function per sm_90 instruction. On older targets they do nothing: callers test arch::kClusters where that would
-// change the meaning.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #pragma once
 
 #include <cstdint>
@@ -15,35 +10,21 @@
 KERNELS_BEGIN
 namespace arch {
 
-<<<<<<< HEAD
 // Programmatic dependent launch: waits until the preceding kernel in the stream has finished. Returns at once if this
 // kernel was not launched that way.
-=======
-// Programmatic dependent launch: waits until the preceding kernel in the stream has ended and its writes are visible.
-// Returns at once in an ordinary launch.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void grid_dependency_wait() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-<<<<<<< HEAD
 // Lets the next kernel in the stream start once all blocks have called this or ended, if it was launched with
 // programmatic dependence.
-=======
-// Lets a programmatically launched successor start once all blocks have called this or ended.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void let_next_begin() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-<<<<<<< HEAD
 // Waits, and only then lets the next kernel start. That kernel may read, before its own wait, what the kernel directly
 // ahead of it does not write. So all earlier kernels must have finished when it starts; after this block's wait they
 // have.
-=======
-// Waits first, and only then lets the next kernel start. The next kernel may read anything that its direct predecessor
-// does not write, so all earlier kernels must have ended when it starts; after this block's wait they have.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void grid_dependency_pass() {
   grid_dependency_wait();
   let_next_begin();
@@ -61,13 +42,8 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-<<<<<<< HEAD
 // The index of the cluster along x, and the number of clusters. With several blocks per cluster, the compiler derives
 // the index by floating point, which is exact below 2^24.
-=======
-// The index of the cluster along x, and below the number of clusters. With clusters of several blocks the compiler
-// would compute the index in floating point, exact below 2^24.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {
@@ -88,11 +64,7 @@ __device__ __forceinline__ void cluster_wait() {
   if constexpr (kClusters) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-<<<<<<< HEAD
 // Arrives without release semantics.
-=======
-// Arrives without making writes visible to other blocks.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (kClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -116,13 +88,8 @@ __device__ __forceinline__ T* in_block(T* local, unsigned rank) {
   return local;
 }
 
-<<<<<<< HEAD
 // True in one thread of a warp that is converged. The compiler knows that it is a single thread: instructions that take
 // operands from uniform registers, such as copy_box(), are not expanded to a loop over the threads.
-=======
-// True in one thread of a converged warp. The compiler knows that it is a single thread, so it does not wrap
-// instructions with uniform-register operands, such as copy_box(), into a loop over the threads.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected = 1;
   if constexpr (kClusters)
@@ -136,11 +103,7 @@ struct BarrierPlace {
   __device__ __forceinline__ BarrierPlace(const uint64_t* barrier) : address(shared_address(barrier)) {}
   __device__ __forceinline__ BarrierPlace(uint32_t address) : address(address) {}
 };
-<<<<<<< HEAD
 // An mbarrier completes a phase when `count` arrivals and all expected bytes are in.
-=======
-// mbarrier: a phase completes when `count` arrivals and all expected bytes are in.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void mbarrier_init(BarrierPlace barrier, int count) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(count) : "memory");
@@ -154,11 +117,7 @@ __device__ __forceinline__ void mbarrier_arrive(BarrierPlace barrier) {
   if constexpr (kClusters)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
 }
-<<<<<<< HEAD
 // Arrives, as one of the counted arrivals, when all earlier copy_async of this thread have completed.
-=======
-// Arrives, as one of the counted arrivals, once all of this thread's earlier copy_async_16() have completed.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void mbarrier_arrive_copied(BarrierPlace barrier) {
   if constexpr (kClusters)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address) : "memory");
@@ -180,20 +139,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect(BarrierPlace barrier, int
 __device__ __forceinline__ void mbarrier_wait(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cluster");
 }
-<<<<<<< HEAD
 // For barriers on which only threads of this block arrive: it does not invalidate L1.
-=======
-// For barriers at which only the block's own threads arrive: acquires at block scope, which does not invalidate the L1.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void mbarrier_wait_in_block(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
 }
 #undef KERNELS_MBARRIER_WAIT
-<<<<<<< HEAD
 // Whether the phase has completed; does not wait.
-=======
-// Whether the phase is already complete.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parity) {
   uint32_t past = 1;
   if constexpr (kClusters) {
@@ -205,18 +156,13 @@ __device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parit
   }
   return past != 0;
 }
-<<<<<<< HEAD
 // An L2 policy for data that is read once: it is evicted first.
-=======
-// The cache policy for data that is read once: first to be evicted from the L2.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ uint64_t read_once_policy() {
   uint64_t policy = 0;
   if constexpr (kCompiledFor >= 90)
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-<<<<<<< HEAD
 // A CUtensorMap, made by the driver (detail/tensor_map.cuh). It is read in place: in a kernel's parameters, or in
 // global memory.
 struct alignas(64) TensorMap {
@@ -225,15 +171,6 @@ struct alignas(64) TensorMap {
 // TMA: copies a box of a four-dimensional tensor to shared memory and counts its bytes on a barrier. The box begins at
 // these coordinates; elements outside of the tensor are zeros. Only one thread of a warp may call this at a time:
 // operands of others would be ignored.
-=======
-// A tensor map for TMA. The driver encodes it (detail/tensor_map.cuh); the TMA unit reads it from a kernel's parameters
-// or from global memory.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
-// Copies a box of a 4-D tensor to shared memory and counts its bytes on a barrier: the elements from these coordinates
-// on, zeros outside of the tensor. Call it from one thread of a warp: operands of other threads would be ignored.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          BarrierPlace barrier) {
   if constexpr (kClusters) {
@@ -244,11 +181,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-<<<<<<< HEAD
 // The same for five dimensions.
-=======
-// The same for a 5-D tensor.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w, int v,
                                          BarrierPlace barrier) {
   if constexpr (kClusters) {
@@ -259,11 +192,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-<<<<<<< HEAD
 // The same for four dimensions with a cache policy.
-=======
-// The same for a 4-D tensor, with a cache policy.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          BarrierPlace barrier, uint64_t policy) {
   if constexpr (kClusters) {
@@ -274,13 +203,8 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-<<<<<<< HEAD
 // TMA: copies a box from shared memory to a tensor, clipped at its bounds. Called by one thread of a warp, which then
 // commits its stores, and may wait until they have read the shared memory.
-=======
-// Copies a box from shared memory to a tensor; elements outside of the tensor are dropped. Call it from one thread,
-// which then commits its copies, and may wait until their source has been read.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, int w, uint32_t from) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -288,11 +212,7 @@ __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, in
                  : "memory");
   }
 }
-<<<<<<< HEAD
 // The same for contiguous bytes: their number and addresses are multiples of 16.
-=======
-// The same for contiguous bytes; size and address are multiples of 16.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
@@ -312,11 +232,7 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y,
                  "r"(z), "r"(w));
   }
 }
-<<<<<<< HEAD
 // Prefetches a tensor map from global memory, or a kernel's parameters, for copies that use it.
-=======
-// Prefetches a tensor map from global memory or kernel parameters into the descriptor cache.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -343,23 +259,14 @@ __device__ __forceinline__ void store_async(uint32_t remote, const float (&value
                  : "memory");
   }
 }
-<<<<<<< HEAD
 // Arrives on a barrier of another block with release semantics: its threads see what this thread did before.
-=======
-// Arrives at a barrier of another block with release semantics: its waiting threads see what this thread did before.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void mbarrier_arrive_there(uint32_t remote_barrier) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
   }
 }
-<<<<<<< HEAD
 // Arrives on a barrier of another block and announces `bytes` that come by store_async(). Nothing else is handed over,
 // so relaxed semantics suffice; but before PTX 8.6 every arrival is a release.
-=======
-// Arrives at a barrier of another block to which `bytes` by store_async() are on their way. Nothing else is handed
-// over, so a relaxed arrival would do, but before PTX 8.6 every arrival is a release.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #if CUDART_VERSION >= 12080
 #define KERNELS_ARRIVES "relaxed"
 #else
@@ -375,13 +282,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_bar
 }
 #undef KERNELS_ARRIVES
 
-<<<<<<< HEAD
 // Named barriers, 1 to 15, for some warps of a block. sync() waits until `threads` threads have arrived; arrive() does
 // not wait.
-=======
-// A named barrier, 1 to 15, for some warps of a block: sync() waits until `threads` have arrived, arrive() counts
-// without waiting.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -389,11 +291,7 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-<<<<<<< HEAD
 // setmaxnreg: how many registers a thread of this warpgroup has from here on. Producers release some that consumers
-=======
-// Sets the registers of this warpgroup's threads from here on (setmaxnreg): what one warpgroup releases another can
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 // take.
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {
@@ -404,7 +302,6 @@ __device__ __forceinline__ void more_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-<<<<<<< HEAD
 // The wgmma descriptor of a tile of 16-bit values in shared memory: rows of 128 bytes, contiguous from a multiple of
 // 1024 on, with 128-byte swizzle (chunk i of 16 bytes is at i ^ (row % 8)). For the next 16 columns, add 2. For a
 // transposed operand, whose rows are k, add 128 for the next 16 rows; the next 64 columns are `run` bytes behind.
@@ -423,24 +320,6 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
 // wgmma is asynchronous: call warpgroup_fence(), the products, warpgroup_commit(), and before d is used
 // warpgroup_wait() and pin(). Writes to shared memory by ordinary instructions become visible after async_proxy_fence()
 // in the thread that wrote, or in one that has waited for it.
-=======
-// The wgmma descriptor of a tile of 16-bit values in shared memory, with the 128-byte swizzle: contiguous rows of 128
-// bytes from a multiple of 1024 on, in which 16-byte chunk i is at i ^ (row % 8). The descriptor 16 columns further is
-// larger by 2. As a transposed operand, whose rows are k, the one 16 rows further is larger by 128, and 64 columns
-// further is `run` bytes behind.
-__device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
-  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
-}
-// The descriptor `sixteens` times 16 bytes further. Below 256 KB no carry leaves the address field.
-__device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
-  return (tile & ~uint64_t(0xffffffffu)) | (uint32_t(tile) + uint32_t(sixteens));
-}
-// Half kHalf of d += a * b, for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
-// the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of d, in the fragments of mma_16816, with columns 32j
-// to 32j + 31 in block j; likewise of a if a is in registers. It runs asynchronously: warpgroup_fence(), products,
-// warpgroup_commit(), and before d is used warpgroup_wait() and pin(). Data that other instructions wrote to shared
-// memory needs async_proxy_fence(), in the thread that wrote it or that has waited for it.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #define KERNELS_FLOATS_8(d, i)                                                                                \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -527,18 +406,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uin
 #undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
 
-<<<<<<< HEAD
 // wgmma with d in the fragments of mma_16816(), 8 columns each. adds: accumulate; otherwise d is overwritten. a is a
 // tile of 64 rows in shared memory, or fragments of a warp's 16 rows. `turned`: b is transposed, its rows are k.
 //
 // 8-bit products take 32 columns of a. Lane 4g + t has, of rows g and g + 8, columns 4t to 4t + 3 and the same 16
 // columns further.
-=======
-// The same, with d in the layout of mma_16816 for adjacent groups of 8 columns; d is added to, or, without `adds`,
-// overwritten. a: a tile of 64 rows in shared memory, or the fragments of mma_16816 of a warp's 16 rows. turned: b is
-// transposed, its rows are k. An 8-bit product has 32 columns of a; lane 4g + t of a warp holds columns 4t to 4t + 3 of
-// rows g and g + 8, and the same 16 columns further.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
@@ -599,11 +471,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
     }
   }
 }
-<<<<<<< HEAD
 // KERNELS_WARPGROUP_MMA_OF for the type T.
-=======
-// KERNELS_WARPGROUP_MMA_OF instantiated for T.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #define KERNELS_WARPGROUP_MMA_16_BITS                                                                         \
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");        \
   if constexpr (kWarpgroupMma) {                                                                              \
@@ -630,11 +498,7 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-<<<<<<< HEAD
 // a in registers, b not transposed.
-=======
-// Fragments of a times b, not transposed.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                            \
   KERNELS_WARPGROUP_MMA(64, "16", type, "{%32, %33, %34, %35}", "%36", "%37", ", 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), \
                         "r"(a[3]))
@@ -643,11 +507,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[8][4], const uint32_t (
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-<<<<<<< HEAD
 // a in shared memory, b transposed.
-=======
-// A tile of a in shared memory times b, transposed.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #define KERNELS_WARPGROUP_MMA_OF(type) \
   KERNELS_WARPGROUP_MMA(256, "16", type, "%128", "%129", "%130", ", 0, 1", "l"(a))
 template <class T>
@@ -655,11 +515,7 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[32][4], uint64_t
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-<<<<<<< HEAD
 // Converts four floats with saturation; a is in the lowest byte.
-=======
-// Rounded to nearest, saturated; a is the lowest byte.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, float d) {
   uint32_t four = 0;
   if constexpr (kCompiledFor >= 89) {
@@ -683,11 +539,7 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
     }
   }
 }
-<<<<<<< HEAD
 // int8 products, exact in int32. (The macros KERNELS_D_n use the current definition of KERNELS_D.)
-=======
-// int8_t, with exact int32 sums. (KERNELS_D is redefined: KERNELS_D_n expands it at the point of use.)
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 #undef KERNELS_D
 #define KERNELS_D(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
 #define KERNELS_WARPGROUP_MMA_INT8(n, a_name, b_name, adds_name)                                                   \
@@ -734,11 +586,7 @@ __device__ __forceinline__ void warpgroup_fence() {
 __device__ __forceinline__ void warpgroup_commit() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-<<<<<<< HEAD
 // Waits until all but the last `kLeft` committed groups have completed.
-=======
-// Waits until all but the last `kLeft` groups are complete.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 template <int kLeft>
 __device__ __forceinline__ void warpgroup_wait() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
@@ -759,13 +607,8 @@ __device__ __forceinline__ void pin(T (&d)[N][4]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) pin(d[i]);
 }
-<<<<<<< HEAD
 // stmatrix: stores the fragments of a 16 x 16 tile, as mma_16816() has them, to shared memory. Lane i holds the address
 // of 8 values of row i % 16: from column 0 on in lanes 0 to 15, from column 8 on in the others.
-=======
-// Stores the fragments of a 16 x 16 tile, as in mma_16816, to shared memory: lane i gives the address of 8 values of
-// row i % 16, from column 0 on in lanes 0 to 15, from column 8 on in lanes 16 to 31.
->>>>>>> 115a540 (Write the comments of tuning/ and arch/ in plain words)
 __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&fragments)[4]) {
   if constexpr (kCompiledFor >= 90) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(fragments[0]),

@@ -7,21 +7,22 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// Tiles of 16 keys that a warp of that kernel goes through, at most: in clusters of 8 or 16 blocks, and in smaller
-// ones. Measured on an H200 (CUDA 13.0, 2026-11), bench/decode and, in early chains, bench/step, in microseconds of a
-// call or of a layer; with the kernel for long sequences in brackets. 8 heads of 128 columns, clusters of 8: 1,024
-// keys, one tile, took 6.5 (8.3); 4,096 keys, four tiles, 10.8 (11.7), and a layer of Mistral-7B 115 (119 to 121);
-// 8,192 keys, eight tiles, 15.8 (15.2), but a layer of Mistral-7B 120 (123) and of Llama-1B 49.4 (51.1); 16,384 keys,
-// 16 tiles, 25.6 (23.2). A block for each of 128 heads: 1,024 keys, eight tiles, 21.8 (20.7). One tile on its way
-// instead of two: 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, and not to
-// registers, two to eight tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096
-// keys. 2 heads, clusters of 16 and of 8: 4,096 keys 10.2 and 11.5, 8,192 12.7 and 16.6, 16,384 17.5 (the kernel for
-// long sequences 17.1); 4 heads 11.0 and 11.8, 13.8 and 16.6. Clusters of 16 for 8 heads do not all run at once.
-//
-// With more than 8 rows (queries times heads that share keys) each 8 rows are a tile with clusters of its own, which
-// read the same keys from the L2. The same chip, 32 heads over 8, in brackets the kernel for long sequences: two tiles,
-// 4 queries, 1,024 keys, one tile of keys 7.9 us (9.6); 2,048, two, 10.6 (10.8); 8 sequences of 512, four, 11.6 (9.5).
-// More, 8 queries, 1,024 keys, two 10.4 (13.4); 4 sequences of 512, four, 10.7 (14.2); 2,048, four, 14.8 (14.7).
+// The most tiles of 16 keys that a warp of the kernel for short sequences processes: with clusters of 8 or 16 blocks,
+// with two tiles of rows, and otherwise. H200 (CUDA 13.0, 2026-11), bench/decode and, in early chains, bench/step;
+// microseconds of a call or of a layer, in brackets those of the kernel for long sequences.
+// - 8 heads of 128 columns, clusters of 8: 1,024 keys (one tile) took 6.5 (8.3); 4,096 keys (four tiles) 10.8 (11.7),
+//   and a layer of Mistral-7B 115 (119 to 121); 8,192 keys (eight tiles) 15.8 (15.2), but a layer of Mistral-7B 120
+//   (123) and of Llama-1B 49.4 (51.1); 16,384 keys (16 tiles) 25.6 (23.2).
+// - 128 heads, a block for each: 1,024 keys (eight tiles) 21.8 (20.7).
+// - One tile in flight instead of two: 11.3 for 4,096 keys, 17.3 for 8,192. Prefetching keys into the L2 in addition,
+//   two to eight tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
+// - Clusters of 16 and of 8: with 2 heads 4,096 keys took 10.2 and 11.5, 8,192 12.7 and 16.6, 16,384 17.5 (the kernel
+//   for long sequences 17.1); with 4 heads 4,096 keys 11.0 and 11.8, 8,192 13.8 and 16.6. Clusters of 16 for 8 heads do
+//   not all run at the same time.
+// - More than 8 rows, in tiles of 8, each with its own clusters, which read the same keys from the L2; 32 heads over 8.
+//   Two tiles of rows (4 queries): 1,024 keys (one tile of keys) 7.9 (9.6), 2,048 (two) 10.6 (10.8), 8 sequences of 512
+//   (four) 11.6 (9.5). Four tiles of rows (8 queries): 1,024 keys (two) 10.4 (13.4), 4 sequences of 512 (four) 10.7
+//   (14.2), 2,048 keys (four) 14.8 (14.7).
 constexpr int kShortTilesOfCluster = 8, kShortTilesOfTwo = 2, kShortTiles = 4;
 
 // Up to this number of keys decode() uses two tiles instead of one of twice as many rows, if the caller says that there
