@@ -261,7 +261,7 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[9]}) {
     for (const int64_t page : {1, 64}) measure<k::half>(32, 8, batch, length, page);
   }
-  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6]}) {
+  for (const auto& [batch, length] : {shapes[0], shapes[1], shapes[4], shapes[6]}) {
     for (const int64_t queries : {4, 8}) measure<k::half>(32, 8, batch, length, 0, queries);
   }
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);

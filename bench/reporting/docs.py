@@ -194,6 +194,20 @@ def decode(results):
     return markdown(["sequences x keys"] + [shape.replace("x", " x ") for shape in shapes], lines)
 
 
+def several_queries(results):
+    shapes = list(dict.fromkeys((m[1], m[2]) for m, _ in results.of("decode", r"fp16/(\d+x)4x(\d+),32/8,dense")))
+    lines = []
+    for queries in (1, 4, 8):
+        for title, who in (("", "precise"), (", with `most_keys`", "most_keys")):
+            cells = []
+            for batch, length in shapes:
+                shape = f"{batch}{length}" if queries == 1 else f"{batch}{queries}x{length}"
+                value = us(results.cases.get(("decode", f"fp16/{shape},32/8,dense"), {}), who)
+                cells.append(f"{value:.1f}" if value else "")
+            lines.append([("1 query" if queries == 1 else f"{queries} queries") + title] + cells)
+    return markdown(["sequences x keys"] + [f"{batch[:-1]} x {length}" for batch, length in shapes], lines)
+
+
 def latents(results):
     shapes = list(dict.fromkeys(m[1] for m, _ in results.of("decode", r"bf16-latents/(\d+x\d+),\d+/1,pages64")))
     lines = []
@@ -291,7 +305,7 @@ def tables(directory):
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
             "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results), "rounded_inputs": rounded_inputs(results),
-            "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "batches": batches(results), "decode": decode(results), "latents": latents(results),
+            "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "batches": batches(results), "decode": decode(results), "several_queries": several_queries(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "guesses": guesses(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
 

@@ -72,12 +72,12 @@ Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, c
 // queries of a sequence and tokens are not larger. decode_workspace_bytes() already is such a maximum.
 inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
-  return detail::PrefillRoom(ex.device(), shape, options).bytes();
+  return detail::PrefillWorkspace(ex.device(), shape, options).bytes();
 }
 inline size_t attention_workspace_bytes_up_to(const Exec& ex, const AttentionShape& shape,
                                               const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
-  return detail::PrefillRoom(ex.device(), detail::PrefillRoom::Largest{shape}, options).bytes();
+  return detail::PrefillWorkspace(ex.device(), detail::PrefillWorkspace::Largest{shape}, options).bytes();
 }
 
 namespace detail {
@@ -160,7 +160,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 // quarter of all.
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
-  return greater(detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),
+  return greater(detail::DecodeWorkspace(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),
                  detail::latent_workspace_bytes(ex, shape, options));
 }
 

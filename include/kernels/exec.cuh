@@ -116,14 +116,14 @@ namespace detail {
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// waits_by_itself: the body starts before the kernel ahead has ended (programmatic dependent launch), and waits for
-// that kernel itself, in every block that does any work. It waits with grid_dependency_pass(), which also lets the next
-// kernel start as soon as there is room, or without letting it start (Launch::next_waits).
+// waits_for_predecessor_itself: the body starts before the kernel ahead has ended (programmatic dependent launch), and
+// waits for that kernel itself, in every block that does any work. It waits with grid_dependency_pass(), which also
+// lets the next kernel start as soon as there is room, or without letting it start (Launch::holds_dependents).
 //
 // For other bodies entry() waits before they run. It then also lets the next kernel start, but only if all blocks run
 // at the same time: with 49,152 blocks of one warp, the trigger alone took 60 us. With constant weights the next kernel
 // may start even earlier.
-KERNELS_DETECT(waits_by_itself, F::waits_by_itself)
+KERNELS_DETECT(waits_for_predecessor_itself, F::waits_for_predecessor_itself)
 
 // When a kernel lets a programmatically launched successor start: where its body says so (or at its end), after the
 // wait for its own predecessor, or at once.
@@ -134,7 +134,7 @@ enum class NextBegins : uint8_t { as_body_says, behind_wait, at_once };
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, NextBegins next) {
   if (next == NextBegins::at_once) arch::let_next_begin();
-  if constexpr (!waits_by_itself<Body>::value) arch::grid_dependency_wait();
+  if constexpr (!waits_for_predecessor_itself<Body>::value) arch::grid_dependency_wait();
   if (next == NextBegins::behind_wait) arch::let_next_begin();
   Body::run(params);
 }
@@ -149,7 +149,7 @@ struct Launch {
   // by one that reads through the L1. A multiprocessor keeps its split between shared memory and L1 while any block is
   // resident, so in a chain that never drains the following kernels run with a small L1. H200, Mistral-7B, 16,000 keys:
   // the product behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
-  bool next_waits = false;
+  bool holds_dependents = false;
 };
 
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
@@ -305,9 +305,10 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
     const bool all_at_a_time = int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
     NextBegins next = NextBegins::as_body_says;
-    if (early && !how.next_waits && (waits_by_itself<Body>::value || all_at_a_time)) {
+    if (early && !how.holds_dependents && (waits_for_predecessor_itself<Body>::value || all_at_a_time)) {
       if (ex.constant_weights()) next = NextBegins::at_once;
-      else if (!waits_by_itself<Body>::value) next = NextBegins::behind_wait;
+      else if (!waits_for_predecessor_itself<Body>::value)
+        next = NextBegins::behind_wait;
     }
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, next));
   }

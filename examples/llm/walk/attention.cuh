@@ -152,7 +152,7 @@ struct AttendingThread : Thread {
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
         const uint32_t pair = k::detail::rounded_pair<A>(logits[half][0], logits[half][1]);
-        weights[2 * half] = arch::turn_matrix(t < 2 ? pair : 0);
+        weights[2 * half] = arch::transpose_matrix(t < 2 ? pair : 0);
       }
       const float even = __shfl_sync(0xffffffffu, fade[0], g / 2), odd = __shfl_sync(0xffffffffu, fade[1], g / 2);
       const float mine_fades = g % 2 == 0 ? even : odd;
@@ -164,7 +164,7 @@ struct AttendingThread : Thread {
         for (int j = 0; j < 4; ++j) {
           float(&to)[4] = sums[4 * c + j];
           to[0] *= mine_fades, to[1] *= mine_fades;
-          const uint32_t b[2] = {arch::turn_matrix(upper[j]), arch::turn_matrix(lower[j])};
+          const uint32_t b[2] = {arch::transpose_matrix(upper[j]), arch::transpose_matrix(lower[j])};
           arch::mma_16816<A>(to, weights, b);
         }
       }

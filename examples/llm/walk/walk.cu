@@ -379,10 +379,10 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
   }
   __syncthreads();
   if (threadIdx.x >= kThreads) {
-    arch::fewer_registers<56>();
+    arch::release_registers<56>();
     Producer(p, shared, arch::shared_address(ring)).run();
   } else {
-    arch::more_registers<224>();
+    arch::claim_registers<224>();
     Worker<kChunks>(p, shared, ring, inputs).run();
   }
 }

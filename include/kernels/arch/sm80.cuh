@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint
 }
 // Transposes an 8 x 8 tile of 16-bit values in registers: before and after, lane 4g + t has the pair 2t, 2t + 1 of row
 // g.
-__device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;

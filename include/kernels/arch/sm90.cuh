@@ -294,11 +294,11 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 // setmaxnreg: how many registers a thread of this warpgroup has from here on. Producers release some that consumers
 // take.
 template <int kRegisters>
-__device__ __forceinline__ void fewer_registers() {
+__device__ __forceinline__ void release_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void more_registers() {
+__device__ __forceinline__ void claim_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
@@ -310,7 +310,7 @@ __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
 }
 // The descriptor of the tile that is `sixteens` * 16 bytes further on. Below 256 KB nothing is carried out of the
 // address.
-__device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
+__device__ __forceinline__ uint64_t advance_tile(uint64_t tile, int sixteens) {
   return (tile & ~uint64_t(0xffffffffu)) | (uint32_t(tile) + uint32_t(sixteens));
 }
 // wgmma: half kHalf of d += a * b for a 64 x 16 tile a and a 16 x (32 * kBlocks) tile b, which has a row for each
@@ -492,8 +492,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
   else                                                                         \
     KERNELS_WARPGROUP_MMA_HELD(256, type, "{%128, %129, %130, %131}", "%132", "%133")
 template <class T, int kEights>
-__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
-                                                     bool adds) {
+__device__ __forceinline__ void warpgroup_mma_transposed(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
+                                                         bool adds) {
   static_assert(kEights == 8 || kEights == 12 || kEights == 16 || kEights == 32, "64, 96, 128 or 256 columns");
   KERNELS_WARPGROUP_MMA_16_BITS
 }
@@ -511,7 +511,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[8][4], const uint32_t (
 #define KERNELS_WARPGROUP_MMA_OF(type) \
   KERNELS_WARPGROUP_MMA(256, "16", type, "%128", "%129", "%130", ", 0, 1", "l"(a))
 template <class T>
-__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[32][4], uint64_t a, uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma_transposed(float (&d)[32][4], uint64_t a, uint64_t b, bool adds) {
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF

@@ -88,16 +88,16 @@ constexpr int kCodeGroups = 2;
 // other: its beginning and end, and products with rows that do not exist, as warps have 32. 12 layers of Mistral-7B
 // with 3 and 8 texts (H200, CUDA 13.0, 2026-11, examples/llm): int8 1,015 and 1,120 us with 448 blocks of 64 rows for
 // gates, 1,174 and 1,227 with 896 blocks of 32; int4 927 and 1,012, and 1,140 and 1,087 with 598 blocks of 48.
-constexpr int kCodeRowsBesides = 64;
+constexpr int kBlockOverheadRows = 64;
 
 // Weights that stream through shared memory. kCostOfBusiest: what rows on the busiest multiprocessor cost compared to
 // the average, if it has several blocks, as the others leave it their share of the bandwidth (14336 rows, 8 tokens: 224
 // blocks of 64 took 30.0 us, 256 blocks of 56 30.1); a block that is alone cannot use more (6144 rows, 8 tokens: 128
 // blocks of 48 took 14.8, 110 blocks of 56 15.4). kCostOfInputs: what inputs cost compared to weights (4096 x 4096, 32
-// tokens: pairs of blocks with 64 rows took 13.2 us, blocks with 32 rows 14.7). kSharedBesides: the most bytes that a
-// block needs besides its stages.
+// tokens: pairs of blocks with 64 rows took 13.2 us, blocks with 32 rows 14.7). kSharedOverheadBytes: the most bytes
+// that a block needs besides its stages.
 constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
-constexpr int kSharedBesides = 2 << 10;
+constexpr int kSharedOverheadBytes = 2 << 10;
 // From this number of steps of 128 columns on, a block that is alone on its multiprocessor has two groups of warps;
 // fewer steps were not measured. A layer of Mistral-7B with 8 and with 32 texts of 1,000 tokens (H200, bench/step,
 // 2026-11): 129 and 166 us, with one group 133 and 177; three to six stages for each group take the same. Loading
@@ -108,11 +108,11 @@ constexpr int kSharedBesides = 2 << 10;
 constexpr int kStepsOfGroups = 16;
 
 // cost_of_step: the time of a step of a tile, relative to one of 64 tokens x 128 rows. 4096^3 and 14336 x 4096,
-// microseconds for a wave of blocks: 64 x 128 26 and 27, 128 x 128 39 and 35, 128 x 256 53 and 52. kStepsBesides: the
-// beginning and end of a block, in steps, if blocks share K. 1024^3 took 10.7 us with 64 x 128 and a block for each
+// microseconds for a wave of blocks: 64 x 128 26 and 27, 128 x 128 39 and 35, 128 x 256 53 and 52. kBlockOverheadSteps:
+// the beginning and end of a block, in steps, if blocks share K. 1024^3 took 10.7 us with 64 x 128 and a block for each
 // tile, 12.1 with 128 x 128 and pairs; 4096 x 4096 with 512 tokens 35.3 with 128 x 128, 31.6 with 128 x 256 and pairs.
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
-constexpr double kStepsBesides = 16;
+constexpr double kBlockOverheadSteps = 16;
 
 // CUDA cores, floats. kCostOfSmallTile: the time of a wave of tiles of 64 x 64 relative to 128 x 128. kSumsOfGemv: sums
 // of eight tokens at a time (gemv) that a multiprocessor makes in the time of a wave of 128 x 128. H200 (CUDA 13.0,

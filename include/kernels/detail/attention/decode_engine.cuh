@@ -228,7 +228,7 @@ class DecodeEngine {
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
     // With more tokens the product that stands behind reads its weights by way of shared memory, not of the L1.
-    how.next_waits = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
+    how.holds_dependents = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
     if constexpr (Rows::fills_early) {
       if (early()) return launch<DecodeBody<P, Rows, true>>(ex_, how, p_);
     }
@@ -255,9 +255,9 @@ class DecodeEngine {
 
 // What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless
 // items are cut in a fixed number of them.
-struct DecodeRoom {
+struct DecodeWorkspace {
   size_t counters, states, outputs;
-  DecodeRoom(int blocks, const AttentionShape& shape, int splits) {
+  DecodeWorkspace(int blocks, const AttentionShape& shape, int splits) {
     const int64_t rows = shape.q_len * shape.group(), groups = shape.batch * shape.kv_heads;
     const int64_t tile_rows = decode_rows(rows, greater(shape.dim, shape.value_dim()));
     const auto tiles_of = [&](int64_t height) { return (rows + height - 1) / height; };
@@ -282,7 +282,7 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   problem.kv_heads = int(shape.kv_heads), problem.group = int(shape.group());
   problem.q_pack = max_pack_of(q), problem.out_pack = max_pack_of(out);
   problem.splits = options.fixed_splits();
-  const DecodeRoom room(decode_blocks(ex), shape, problem.splits);
+  const DecodeWorkspace room(decode_blocks(ex), shape, problem.splits);
   problem.counters = reinterpret_cast<unsigned long long*>(memory);
   problem.states = reinterpret_cast<float2*>(memory + room.counters);
   problem.outputs = reinterpret_cast<float*>(memory + room.counters + room.states);

@@ -17,7 +17,7 @@ constexpr bool has_latent_decode =
 // Independent of the mode, as the workspace is asked for before the call.
 inline size_t latent_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options) {
   return shape.dim == kLatentDim && shape.value_dim() == kLatentCols
-             ? PrefillRoom(ex.device(), shape, options, true).bytes()
+             ? PrefillWorkspace(ex.device(), shape, options, true).bytes()
              : 0;
 }
 
@@ -42,7 +42,7 @@ class LatentDecode {
                : Status{};
   }
   Status start(const Exec& ex, const Workspace& workspace) {
-    problem_.parts = parts_in(workspace, PrefillRoom(ex.device(), problem_.shape, problem_.options, true));
+    problem_.parts = parts_in(workspace, PrefillWorkspace(ex.device(), problem_.shape, problem_.options, true));
     return start_prefill<Body, true>(ex, problem_);
   }
   Status describe(const Exec& ex, AttentionPlan& plan) const {

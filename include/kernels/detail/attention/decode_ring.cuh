@@ -306,7 +306,7 @@ class DecodeRing {
   float* const kept_;  // where scales are kept in shared memory
   const uint32_t slots_;
   int bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to copy to next
-  SeldomRead<Cursor, Steps::warps * Steps::teams, kShortOfRegisters, 1> ahead_;
+  SpilledToShared<Cursor, Steps::warps * Steps::teams, kShortOfRegisters, 1> ahead_;
   DecodePart next_ = {};
   Steps steps_;
   int there_ = 0;  // keys of the next step

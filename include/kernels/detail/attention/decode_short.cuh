@@ -25,7 +25,7 @@ struct ShortDecodeBody {
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 255 : 168;
   static constexpr int kBlocksOnEach = 1;  // multiprocessor
   static constexpr int kDeep = 2;          // tiles that a warp has in registers, or on their way there
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_for_predecessor_itself = true;
   using Params = P;
   using Key = typename KeyRun<typename P::Kv>::Codes;
   using Value = typename ValueRun<typename P::Kv>::Codes;
@@ -298,7 +298,8 @@ struct ShortDecodeBody {
     for (int i = 0; i < 2; ++i) {
       const float low = x[0][2 * i], high = x[0][2 * i + 1];
       const uint32_t pair = rounded_pair<ValueType>(low, high);
-      b[0][i] = arch::turn_matrix(pair), b[1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
+      b[0][i] = arch::transpose_matrix(pair),
+      b[1][i] = arch::transpose_matrix(rest_of_pair<ValueType>(low, high, pair));
     }
     KERNELS_UNROLL
     for (int j = 0; j < kChunks; ++j) {
@@ -306,7 +307,7 @@ struct ShortDecodeBody {
       for (int w = 0; w < 4; w += 2) {
         uint32_t a[4];
         KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = arch::turn_matrix(values_[place][i / 2][j][w + i % 2]);
+        for (int i = 0; i < 4; ++i) a[i] = arch::transpose_matrix(values_[place][i / 2][j][w + i % 2]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[0]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[1]);
       }

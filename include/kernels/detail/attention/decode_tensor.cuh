@@ -301,8 +301,8 @@ class TensorRows {
         float low = x[n][2 * i], high = x[n][2 * i + 1];
         if constexpr (Values::scaled) low *= value_scales[n % kN][i], high *= value_scales[n % kN][i];
         const uint32_t pair = rounded_pair<ValueType>(low, high);
-        b[n][0][i] = arch::turn_matrix(pair);
-        if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
+        b[n][0][i] = arch::transpose_matrix(pair);
+        if constexpr (kParts == 2) b[n][1][i] = arch::transpose_matrix(rest_of_pair<ValueType>(low, high, pair));
       }
     }
   }

@@ -85,10 +85,10 @@ struct WarpKeys {
 // no registers to load operands of products ahead of time (16 sequences of 4,096 keys with 8 queries of 32 heads over
 // 8: 75.6 us, and 86.6 with all in registers, H200). kWhich: tells apart several of one type.
 template <class T, int kWarps, bool kInShared, int kWhich = 0>
-class SeldomRead {
+class SpilledToShared {
  public:
-  SeldomRead() = default;
-  __device__ __forceinline__ explicit SeldomRead(const T& value) { set(value); }
+  SpilledToShared() = default;
+  __device__ __forceinline__ explicit SpilledToShared(const T& value) { set(value); }
   __device__ __forceinline__ const T& get() const { return mine(); }
   // What f(T&) returns.
   template <class F>
@@ -111,10 +111,10 @@ class SeldomRead {
   }
 };
 template <class T, int kWarps, int kWhich>
-class SeldomRead<T, kWarps, false, kWhich> {
+class SpilledToShared<T, kWarps, false, kWhich> {
  public:
-  SeldomRead() = default;
-  __device__ __forceinline__ explicit SeldomRead(const T& value) : value_(value) {}
+  SpilledToShared() = default;
+  __device__ __forceinline__ explicit SpilledToShared(const T& value) : value_(value) {}
   __device__ __forceinline__ const T& get() const { return value_; }
   template <class F>
   __device__ __forceinline__ auto change(const F& f) {
@@ -361,7 +361,7 @@ struct DecodeBody {
   using Steps = typename Rows::Steps;
   static constexpr int kWarps = Rows::warps, kKeyWarps = Steps::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_for_predecessor_itself = true;
   using Params = P;
   using Schedule = typename Rows::Schedule;
   using Cursor = typename Schedule::Cursor;
@@ -369,7 +369,7 @@ struct DecodeBody {
 
   // What is looked at where a part ends.
   template <class T>
-  using Kept = SeldomRead<T, kWarps, Rows::short_of_registers>;
+  using Kept = SpilledToShared<T, kWarps, Rows::short_of_registers>;
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];

@@ -31,13 +31,13 @@ namespace detail {
 template <class P>
 constexpr bool copies_kv =
     !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
-    lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
-    lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
+    is_stored_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
+    is_stored_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
 // Whether queries, keys and values are all float8_e4m3, so that both products can be those of 8 bits.
 template <class P>
 constexpr bool copies_e4m3 =
-    lies_as<typename P::Q, float8_e4m3>&& lies_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3>&&
-        lies_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> &&
+    is_stored_as<typename P::Q, float8_e4m3>&& is_stored_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3>&&
+        is_stored_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> &&
     !ValueRun<typename P::Kv>::scaled;
 template <class P, int kDim>
 constexpr bool has_hopper_prefill = kDim <= kMostHopperDim && (copies_kv<P> || decodes_kv<typename P::Kv>);
@@ -82,7 +82,7 @@ struct PrefillBody {
       Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  static constexpr int kWalking = 0;
+  static constexpr int kPersistentBlocksPerSm = 0;
   static constexpr bool kWarpgroups = false;
   static void share_out(PrefillGrid&, const P&) {}
 
@@ -292,10 +292,10 @@ struct PrefillBody {
   // wait for their queries. With 256 columns and 512 keys this is 3 % faster; with two stages it costs more than it
   // gains. H200, bench_prefill.
   static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {
-    if constexpr (lies_as<typename P::Q, TK>) {
+    if constexpr (is_stored_as<typename P::Q, TK>) {
       const P& p = params.problem;
-      if (!params.grid.even || blockIdx.x + params.grid.at_once >= gridDim.x) return;
-      const PrefillRows rows = params.grid.even_rows(p, kRows, blockIdx.x + params.grid.at_once);
+      if (!params.grid.even || blockIdx.x + params.grid.resident_blocks >= gridDim.x) return;
+      const PrefillRows rows = params.grid.even_rows(p, kRows, blockIdx.x + params.grid.resident_blocks);
       const int lines = dim / 64;
 #pragma unroll 1
       for (int x = threadIdx.x; x < rows.count * lines; x += kThreads) {
@@ -306,8 +306,8 @@ struct PrefillBody {
   }
 
   // The rows of a warp in fragments of mma.sync, and the two products.
-  struct Work : PrefillWork<P, TV, kTiles, kKeys, kCols> {
-    using Base = PrefillWork<P, TV, kTiles, kKeys, kCols>;
+  struct Work : SoftmaxAccumulator<P, TV, kTiles, kKeys, kCols> {
+    using Base = SoftmaxAccumulator<P, TV, kTiles, kKeys, kCols>;
     using Base::each, Base::finish_row, Base::first_row, Base::logits, Base::outputs, Base::row, Base::weights;
 
     static __device__ __forceinline__ uint32_t query_address(const unsigned char* queries) {
@@ -481,8 +481,8 @@ struct PrefillBody {
           for (int k = 0; k < kAtOnce; ++k) {
             const int col = (first + k * kLanes) * 8;
             if (!kWhole && col >= cols) break;
-            if (leaves_part<P>(rows)) {
-              leave_outputs(p, rows, r, values[k], first_col + col);
+            if (is_split<P>(rows)) {
+              store_partial_outputs(p, rows, r, values[k], first_col + col);
               continue;
             }
             in_packs(kWhole ? 8 : most, values[k], place.head * v_dim + first_col + col,

@@ -15,7 +15,7 @@ namespace detail {
 
 // Partial results in the workspace. For each split of a sequence's keys there are the rows of the sequence, with all
 // heads, one after the other. They hold normalized outputs, and what the merge has to know of the row.
-struct PrefillParts {
+struct PartialResults {
   // A row of a split. For the first split, `parts` is the number of splits, whose rows are `distance` rows apart, and
   // token and head say which row of the result it is. For other splits, parts is 0.
   struct alignas(16) Row {
@@ -34,7 +34,7 @@ struct PrefillParts {
 // How many splits a sequence gets: as many as fill the machine with this sequence's blocks, once, or twice if that
 // leaves fewer multiprocessors idle, as long as a split is worth its overhead. Other sequences have no influence, so
 // that bits do not depend on the batch.
-struct PrefillCuts {
+struct SplitPolicy {
   // The most splits, and the fewest key tiles of a split: kFewestOfFew for up to kFewRows rows (single queries, for
   // example), where prologue and epilogue of a block take as long as many key tiles.
   static constexpr int kMost = 32, kFewestTiles = 8, kFewestOfFew = 32;
@@ -50,8 +50,8 @@ struct PrefillCuts {
   int most_tiles;   // key tiles of the longest sequence: as announced, or as is possible
   bool shared;      // the work of all sequences is shared out instead, in splits with the same number of key tiles
 
-  PrefillCuts() = default;
-  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share,
+  SplitPolicy() = default;
+  SplitPolicy(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share,
               int64_t most_keys = kMostKeys)
       : once(on_each * device.sm_count),
         twice(kOnEach * device.sm_count),
@@ -78,7 +78,7 @@ struct PrefillCuts {
 };
 
 // The size of the workspace: how many rows of partial results there can be, whichever kernel takes the call.
-struct PrefillRoom {
+struct PrefillWorkspace {
   static constexpr int most_rows(int64_t dim, bool in_8_bits = true) {
     return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128;
   }  // rows of a query tile, for heads of so many columns
@@ -92,18 +92,18 @@ struct PrefillRoom {
   struct Largest {
     AttentionShape shape;
   };
-  PrefillRoom(const DeviceInfo& device, const Largest& all, const Attention& options)
-      : PrefillRoom(device, all.shape, options, false, true) {}
-  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false)
-      : PrefillRoom(device, shape, options, share, shape.q_offsets != nullptr) {}
+  PrefillWorkspace(const DeviceInfo& device, const Largest& all, const Attention& options)
+      : PrefillWorkspace(device, all.shape, options, false, true) {}
+  PrefillWorkspace(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false)
+      : PrefillWorkspace(device, shape, options, share, shape.q_offsets != nullptr) {}
   size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
 
  private:
   // shorter: whether sequences may have fewer queries than the shape says.
-  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share,
-              bool shorter) {
+  PrefillWorkspace(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share,
+                   bool shorter) {
     constexpr int fewest_keys = 32;  // of a tile
-    const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys, share);
+    const SplitPolicy cuts(device, options, SplitPolicy::kOnEach, fewest_keys, share);
     const int64_t of_one =
         int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
     if (cuts.shared) {
@@ -113,7 +113,7 @@ struct PrefillRoom {
       rows = shape.total_queries() * shape.heads * cuts.most();
       if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
     }
-    state_bytes = size_t(rows) * sizeof(PrefillParts::Row),
+    state_bytes = size_t(rows) * sizeof(PartialResults::Row),
     output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
   }
 };

@@ -161,7 +161,7 @@ struct PrefillMerge {
     for (int64_t base = 0; base < all; base += 32 * step) {
       const auto item = [&](int warp, int i) { return base + i * step + int64_t(warp) * gridDim.x + blockIdx.x; };
       const int64_t mine = item(threadIdx.x / 32, threadIdx.x % 32);
-      PrefillParts::Row row = {};
+      PartialResults::Row row = {};
       if (mine < all) row = p.parts.rows[mine / items(p, 1)];
       unsigned found = __ballot_sync(0xffffffffu, row.parts > 0);
       if constexpr (kTogether) {
@@ -180,10 +180,10 @@ struct PrefillMerge {
   // A lane's four columns of a row.
   struct Item {
     int64_t row, col;
-    PrefillParts::Row first;
+    PartialResults::Row first;
     bool there;
 
-    __device__ __forceinline__ Item(const P& p, int64_t item, const PrefillParts::Row& of_first) : first(of_first) {
+    __device__ __forceinline__ Item(const P& p, int64_t item, const PartialResults::Row& of_first) : first(of_first) {
       const int chunks = int(items(p, 1));
       row = item / chunks, col = item % chunks * kCols + threadIdx.x % 32 * 4;
       there = col < p.shape.value_dim();
@@ -246,20 +246,21 @@ inline Status too_many_tiles() { return unsupported("there are more than 2^31 ti
 template <class Body, bool kShared = false, class P>
 Status start_prefill(const Exec& ex, const P& problem) {
   const auto grid = PrefillGrid::of<Body>(ex.device(), problem, kShared);
-  if (grid.tiles_in_all == 0) return too_many_tiles();
+  if (grid.total_items == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks());
   how.cluster = grid.pair;
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
-  how.next_waits = grid.back;
+  how.holds_dependents = grid.reverses;
   typename Body::Params params{problem, grid};
   if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
     if (grid.even) return {};
     using Merge = PrefillMerge<P, kShared>;
-    const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, kShared).rows);
+    const int64_t items =
+        Merge::items(problem, PrefillWorkspace(ex.device(), problem.shape, problem.options, kShared).rows);
     if (items == 0) return {};
     Launch merge;
     merge.grid.x = unsigned(
@@ -291,9 +292,9 @@ PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv,
           {}};
 }
 
-inline PrefillParts parts_in(const Workspace& workspace, const PrefillRoom& room) {
-  char* const memory = static_cast<char*>(workspace.ptr) + PrefillRoom::kCountBytes;
-  return {static_cast<int32_t*>(workspace.ptr), reinterpret_cast<PrefillParts::Row*>(memory),
+inline PartialResults parts_in(const Workspace& workspace, const PrefillWorkspace& room) {
+  char* const memory = static_cast<char*>(workspace.ptr) + PrefillWorkspace::kCountBytes;
+  return {static_cast<int32_t*>(workspace.ptr), reinterpret_cast<PartialResults::Row*>(memory),
           reinterpret_cast<float*>(memory + room.state_bytes)};
 }
 
@@ -303,7 +304,7 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
                const Workspace& workspace, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
   P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
-  if constexpr (kSplits) problem.parts = parts_in(workspace, PrefillRoom(ex.device(), shape, options));
+  if constexpr (kSplits) problem.parts = parts_in(workspace, PrefillWorkspace(ex.device(), shape, options));
   return with_prefill_body<P, kLargest>(
       ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
@@ -346,7 +347,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   using Kv = typename P::Kv;
   const AttentionShape& shape = problem.shape;
   const auto grid = PrefillGrid::of<Body>(ex.device(), problem, share);
-  if (grid.tiles_in_all == 0) return too_many_tiles();
+  if (grid.total_items == 0) return too_many_tiles();
   constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
                 wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
   plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;

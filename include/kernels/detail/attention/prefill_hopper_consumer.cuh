@@ -3,7 +3,7 @@
 //
 // A consumer warpgroup (here: group) issues the logits of key tile i + 1 and the product with the values of key tile i,
 // and computes the softmax of tile i + 1 while the latter product runs. Two or three groups fill the gaps of each
-// other. (With kWeighsAhead, a group waits for both products, and only the other groups' work overlaps its softmax.)
+// other. (With kUsesStaleMax, a group waits for both products, and only the other groups' work overlaps its softmax.)
 //
 // The rest of this comment is notes for tuning. "A for B" means A where the present code takes B.
 //
@@ -55,9 +55,9 @@
 // - groups that begin each query tile together: 512 keys 143 us for 134;
 // - results stored by 8 bytes per lane: 140 us for 134.
 //
-// Products of 8 bits, H200, 16 heads of 128 columns, 16,384 keys. Before weights were made ahead (kWeighsAhead), a tile
-// of 192 queries and 96 keys took 2,200 cycles; products and exponentials would take 1,150 each, and all traffic of
-// shared memory as long. Without exponentials it was 10 % less, without maxima 8, without products 23, without the
+// Products of 8 bits, H200, 16 heads of 128 columns, 16,384 keys. Before weights were made ahead (kUsesStaleMax), a
+// tile of 192 queries and 96 keys took 2,200 cycles; products and exponentials would take 1,150 each, and all traffic
+// of shared memory as long. Without exponentials it was 10 % less, without maxima 8, without products 23, without the
 // transposition of values 5.
 // - Tried with weights made ahead (2,346 us): two groups, and 128 keys per tile (2,494), 192 (2,311; 1,024 keys 213 us
 //   for 207) or 224 (2,323; 1,024 keys 209, causal 152 for 136).
@@ -82,29 +82,30 @@ struct HopperConsumer : Parts {
   using Params = typename Parts::Params;
   using Item = typename Parts::Item;
   using Shared = typename Parts::Shared;
-  using Parities = typename Parts::Parities;
+  using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
-  using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kItems, Parts::kQueryStages, Parts::kTurns, Parts::kFewer;
-  using Parts::kFewerCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
-  using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
+  using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kItems, Parts::kQueryStages, Parts::kTurns, Parts::kReducedDim;
   using Parts::kInEight, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
+  using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
+  using Parts::kReducedCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
   using Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
 
   // Where exponentials are the bottleneck, weights are computed from the running maximum of earlier tiles, before that
-  // of this tile is known (weigh_ahead()). H200, 32 heads of 64 columns, 4,096 keys: 967 us, without it 1,005; causal
-  // 544 and 561; products of 8 bits 628 and 656, causal 344 and 361. With 128 columns products would wait for weights:
-  // 956 us for 795.
-  static constexpr bool kWeighsAhead = Parts::kExponentialsBound && kProducers == 1 && !Value::scaled;
+  // of this tile is known (weigh_with_stale_max()). H200, 32 heads of 64 columns, 4,096 keys: 967 us, without it 1,005;
+  // causal 544 and 561; products of 8 bits 628 and 656, causal 344 and 361. With 128 columns products would wait for
+  // weights: 956 us for 795.
+  static constexpr bool kUsesStaleMax = Parts::kExponentialsBound && kProducers == 1 && !Value::scaled;
   // Lazy rescaling: weights may grow to 2^kSlack before outputs are rescaled to a new maximum. e4m3 weights end at 256.
   // H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8 of 256 take 1,060, 815 and 722
   // us, and without slack 1,097, 842 and 757.
   //
-  // kShrinks: rescale always, without a branch. Up to 128 columns of 16 bits this is faster still, with 16 heads of 128
-  // columns by 6 %. It is not with keys and values of 8 bits that are decoded: 16,384 keys 4,294 us, without 4,468.
-  static constexpr bool kShrinks = kCols <= 128 && !kWeighsAhead && kProducers == 1;
-  static constexpr int kSlack = kInEight ? 3 : kShrinks ? 0 : 8;
+  // kAlwaysRescales: rescale always, without a branch. Up to 128 columns of 16 bits this is faster still, with 16 heads
+  // of 128 columns by 6 %. It is not with keys and values of 8 bits that are decoded: 16,384 keys 4,294 us, without
+  // 4,468.
+  static constexpr bool kAlwaysRescales = kCols <= 128 && !kUsesStaleMax && kProducers == 1;
+  static constexpr int kSlack = kInEight ? 3 : kAlwaysRescales ? 0 : 8;
   // Fragments of 16 rows per warp, 64 rows per warpgroup.
-  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
+  using Work = SoftmaxAccumulator<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kAlwaysRescales>;
   // Whether plain tiles have a separate loop. With 256 columns, which have fewer tiles and more instructions, short
   // calls would take longer (512 keys 150 us for 143), and with 8 bits all calls would (16,384 keys up to 10 %).
   static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !kInEight;
@@ -130,10 +131,10 @@ struct HopperConsumer : Parts {
   }
 
   static __device__ __forceinline__ void consume(const Params& params, Shared& shared, unsigned char* memory) {
-    arch::more_registers<kConsumerRegisters>();
+    arch::claim_registers<kConsumerRegisters>();
     const P& p = params.problem;
     const int group = group_of_warp();
-    Parities keys_at, values_at;
+    StagePhases keys_at, values_at;
     if (group == kGroups - 1) pass_turn(group);
     each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = wait_for_item(shared, number);
@@ -153,7 +154,7 @@ struct HopperConsumer : Parts {
         arch::named_barrier_sync(own(group), 128);
       }
       if (group * 64 < item.rows.count) {
-        Attending attending(params, shared, item, group, queries, stages_of(memory), keys_at, values_at);
+        ConsumerLoop attending(params, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run(queries_empty);
         // Computed while the last product runs.
         const Work& state = attending.state;
@@ -168,7 +169,7 @@ struct HopperConsumer : Parts {
         }
       } else {
         if (kCopiesQueries && !results_in_boxes(params)) release<false>(queries_empty);
-        pass_by(shared, group, 0, Tiles(item.all).count, keys_at, values_at);
+        skip_tiles(shared, group, 0, Tiles(item.all).count, keys_at, values_at);
       }
       arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
       return true;
@@ -185,7 +186,7 @@ struct HopperConsumer : Parts {
   }
   // Whether a group's results do: queries of one head, all 64, as a box would write other rows to the next sequence.
   static __device__ __forceinline__ bool goes_in_box(const Params& params, const PrefillRows& rows, int group) {
-    return results_in_boxes(params) && rows.pack.divisor == 1 && rows.count - group * 64 >= 64 && !leaves_part<P>(rows);
+    return results_in_boxes(params) && rows.pack.divisor == 1 && rows.count - group * 64 >= 64 && !is_split<P>(rows);
   }
   static __device__ __forceinline__ void put_box(const Params& params, const Item& item, int group, uint32_t tile,
                                                  const Work& state, const float (&factor)[2]) {
@@ -205,11 +206,11 @@ struct HopperConsumer : Parts {
   }
 
   // Releases the keys and values of tiles that none of the group's rows sees.
-  static __device__ __forceinline__ void pass_by(Shared& shared, int group, int first, int end, Parities& keys_at,
-                                                 Parities& values_at) {
+  static __device__ __forceinline__ void skip_tiles(Shared& shared, int group, int first, int end, StagePhases& keys_at,
+                                                    StagePhases& values_at) {
 #pragma unroll 1
     for (int tile = first; tile < end; ++tile) {
-      const int stage = Parities::stage(tile);
+      const int stage = StagePhases::stage(tile);
       if (tile > 0) wait_for_turn(group), pass_turn(group);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       release<Key::scaled>(&shared.keys_empty[stage]);
@@ -220,7 +221,7 @@ struct HopperConsumer : Parts {
   }
 
   // The main loop of a group over the key tiles that its rows see.
-  struct Attending {
+  struct ConsumerLoop {
     const P& p;
     Shared& shared;
     const Item& item;
@@ -229,7 +230,7 @@ struct HopperConsumer : Parts {
     const bool boxed;  // TMA copies key tiles that exist completely
     // Descriptors for wgmma: of the queries, and of the keys and values in the first stage.
     const uint64_t query_tile, keys_tile, values_tile;
-    Parities &keys_at, &values_at;
+    StagePhases &keys_at, &values_at;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
@@ -239,9 +240,9 @@ struct HopperConsumer : Parts {
     int first_plain, last_plain;  // key tiles without masks, fences and rarer products
     Work state;
 
-    __device__ __forceinline__ Attending(const Params& params, Shared& memory, const Item& of, int group_,
-                                         const unsigned char* queries, const unsigned char* stages,
-                                         Parities& keys, Parities& values)
+    __device__ __forceinline__ ConsumerLoop(const Params& params, Shared& memory, const Item& of, int group_,
+                                            const unsigned char* queries, const unsigned char* stages,
+                                            StagePhases& keys, StagePhases& values)
         : p(params.problem),
           shared(memory),
           item(of),
@@ -289,8 +290,8 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ void end() {
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
-      if (last >= 0) release<Value::scaled>(&shared.values_empty[Parities::stage(last)]);
-      pass_by(shared, group, last + 1, tiles.count, keys_at, values_at);
+      if (last >= 0) release<Value::scaled>(&shared.values_empty[StagePhases::stage(last)]);
+      skip_tiles(shared, group, last + 1, tiles.count, keys_at, values_at);
     }
 
    private:
@@ -304,18 +305,19 @@ struct HopperConsumer : Parts {
     // Whether TMA has surely copied the whole tile. Of the first tile, threads may have copied or zeroed some rows.
     __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
     __device__ __forceinline__ bool all_columns() const {
-      return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
+      return (kDim == kReducedDim || dim > kReducedDim) && (kCols == kReducedCols || cols > kReducedCols);
     }
     // An iteration: the product with the values of a tile, and the logits and weights of the next one. kPlain: both are
     // plain.
     template <bool kPlain>
     __device__ __forceinline__ void step(int tile, uint64_t* queries_empty) {
-      if constexpr (kWeighsAhead) step_ahead<kPlain>(tile, queries_empty);
+      if constexpr (kUsesStaleMax)
+        step_with_stale_max<kPlain>(tile, queries_empty);
       else overlapped_step<kPlain>(tile, queries_empty);
     }
     // No overlap within a group: the new weights take the registers of those that the product reads.
     template <bool kPlain>
-    __device__ __forceinline__ void step_ahead(int tile, uint64_t* queries_empty) {
+    __device__ __forceinline__ void step_with_stale_max(int tile, uint64_t* queries_empty) {
       wait_for_turn(group);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs<kPlain>(tile);
@@ -325,12 +327,12 @@ struct HopperConsumer : Parts {
       const auto masks = fetch_masks(tile + 1);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]), arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      release<Value::scaled>(&shared.values_empty[Parities::stage(tile)]);
+      release<Value::scaled>(&shared.values_empty[StagePhases::stage(tile)]);
       if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
-      release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
+      release<Key::scaled>(&shared.keys_empty[StagePhases::stage(tile + 1)]);
       typename Work::Look look = look_at<kPlain, true>(tile + 1, masks);
-      state.weigh_ahead(look);
+      state.weigh_with_stale_max(look);
     }
     // Exponentials overlap the product with the values.
     template <bool kPlain>
@@ -346,7 +348,7 @@ struct HopperConsumer : Parts {
       arch::pin(state.logits[0]);
       if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
-      release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
+      release<Key::scaled>(&shared.keys_empty[StagePhases::stage(tile + 1)]);
       const typename Work::Look look = look_at<kPlain>(tile + 1, masks);
       // Makes the compiler place these exponentials ahead of the wait: it has to believe that the release below needs
       // their sum.
@@ -356,25 +358,26 @@ struct HopperConsumer : Parts {
       if ((__float_as_uint(state.sums[0][0]) & none) != 0) release<Key::scaled>(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      release<Value::scaled>(&shared.values_empty[Parities::stage(tile)]);
-      if constexpr (kShrinks) state.shrink_outputs(look);
+      release<Value::scaled>(&shared.values_empty[StagePhases::stage(tile)]);
+      if constexpr (kAlwaysRescales) state.rescale_outputs(look);
       state.template make_exponentials<kAhead, kEights>(look, 0, 0);
       state.template make_exponentials<0, kEights>(look, 0, 1);
-      if constexpr (!kShrinks) state.shrink_outputs(look);
+      if constexpr (!kAlwaysRescales) state.rescale_outputs(look);
       round_weights(tile + 1);
     }
 
     __device__ __forceinline__ void scale_logits(int tile) {
       if constexpr (Key::scaled) {
-        const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
+        const float* const scales =
+            scales_of<kKeyScales>(shared) + StagePhases::stage(tile) * kKeys + threadIdx.x % 4 * 2;
         state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
       }
     }
     // Scales of values arrive together with the values.
     __device__ __forceinline__ void round_weights(int tile) {
       if constexpr (Value::scaled)
-        arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
-      state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
+        arch::mbarrier_wait_in_block(&shared.values_full[StagePhases::stage(tile)], values_at.at(tile));
+      state.round_weights(scales_of<kValueScales>(shared) + StagePhases::stage(tile) * kKeys);
     }
     __device__ __forceinline__ auto fetch_masks(int tile) const {
       return state.fetch_masks(p, rows, tiles.begin + tile * kKeys);
@@ -389,27 +392,29 @@ struct HopperConsumer : Parts {
     // tile.
     template <bool kPlain>
     __device__ __forceinline__ void begin_logits(int tile) {
-      const int stage = Parities::stage(tile);
+      const int stage = StagePhases::stage(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       keys_at.next(tile);
       if (!kPlain && !(kInEight && in_box(tile))) arch::async_proxy_fence();
-      const uint64_t keys = arch::further_tile(keys_tile, stage * (kStageBytes / 16));
-      if (kPlain || kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
-      else multiply_keys<kFewer>(keys);
+      const uint64_t keys = arch::advance_tile(keys_tile, stage * (kStageBytes / 16));
+      if (kPlain || kDim == kReducedDim || dim > kReducedDim)
+        multiply_keys<kDim>(keys);
+      else
+        multiply_keys<kReducedDim>(keys);
     }
     template <bool kPlain>
     __device__ __forceinline__ void begin_outputs(int tile) {
-      const int stage = Parities::stage(tile);
+      const int stage = StagePhases::stage(tile);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
       // 8-bit values are transposed by the producer, which has the fence
       if constexpr (!kPlain && !kInEight) arch::async_proxy_fence();
-      const uint64_t values = arch::further_tile(values_tile, stage * (kStageBytes / 16));
+      const uint64_t values = arch::advance_tile(values_tile, stage * (kStageBytes / 16));
       // Products and their commit are in one branch. Otherwise the compiler moves the commit to another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
-      if (!kPlain && kCols > kFewerCols && cols <= kFewerCols) {
+      if (!kPlain && kCols > kReducedCols && cols <= kReducedCols) {
         arch::warpgroup_fence();
-        multiply_values<0, kFewerCols>(values);
+        multiply_values<0, kReducedCols>(values);
         arch::warpgroup_commit();
       } else {
         arch::warpgroup_fence();
@@ -424,8 +429,8 @@ struct HopperConsumer : Parts {
       KERNELS_UNROLL
       for (int i = 0; i < kColumns * int(sizeof(TK)) / 32; ++i) {
         const int run = i / 4, step = i % 4 * 2;
-        arch::warpgroup_mma<TK>(state.logits[0], arch::further_tile(query_tile, run * (64 * 128 / 16) + step),
-                                arch::further_tile(keys, run * (kKeys * 128 / 16) + step), i > 0);
+        arch::warpgroup_mma<TK>(state.logits[0], arch::advance_tile(query_tile, run * (64 * 128 / 16) + step),
+                                arch::advance_tile(keys, run * (kKeys * 128 / 16) + step), i > 0);
       }
       arch::warpgroup_commit();
     }
@@ -436,11 +441,11 @@ struct HopperConsumer : Parts {
       KERNELS_UNROLL
       for (int i = 0; i < kKeys / Work::kStep; ++i) {
         if constexpr (kInEight)
-          arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], arch::further_tile(values, i * 2), true);
+          arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], arch::advance_tile(values, i * 2), true);
         else
-          arch::warpgroup_mma_turned<TV>(
+          arch::warpgroup_mma_transposed<TV>(
               outputs, state.weights[0][i],
-              arch::further_tile(values, kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16)), true);
+              arch::advance_tile(values, kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16)), true);
       }
     }
   };

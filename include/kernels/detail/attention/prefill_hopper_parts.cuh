@@ -50,10 +50,10 @@ struct HopperItems {
   //
   // With few tiles, two per multiprocessor leave some idle: 16 heads of 64 columns, 4 sequences of 4,096, 433 us for
   // 311.
-  static constexpr int kWalking = 4;
+  static constexpr int kPersistentBlocksPerSm = 4;
   // Query tiles that one search finds. Paired blocks seldom have a second one: latents take 1 us less than with 8
   // (H200).
-  static constexpr int kSought = kPairs ? 1 : 8;
+  static constexpr int kItemsPerSearch = kPairs ? 1 : 8;
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; consumers use the following numbers
 
   // Whether TMA may copy keys and values: where their layout is known.
@@ -74,7 +74,7 @@ struct HopperItems {
 
   // Barrier phases of the stages: one parity bit for each stage. Every query tile begins with stage 0, so that the
   // compiler knows the stage to be uniform.
-  struct Parities {
+  struct StagePhases {
     unsigned bits = 0;
     static __device__ __forceinline__ int stage(int tile) { return tile % kStages; }
     __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
@@ -93,21 +93,21 @@ struct HopperItems {
 #pragma unroll 1
     for (unsigned round = 0; round < grid.rounds; ++round) {
       const unsigned tile = grid.tile_of(round, index(), count());
-      if (tile >= unsigned(grid.tiles_in_all)) continue;
+      if (tile >= unsigned(grid.total_items)) continue;
       if (!f(number, tile, round)) break;
       ++number;
     }
   }
 
   // The same as an iterator.
-  struct Walk {
+  struct ItemIterator {
     unsigned round = 0;  // the next one
     int number = -1;
     __device__ __forceinline__ bool next(const PrefillGrid& grid, unsigned& tile) {
 #pragma unroll 1
       while (round < grid.rounds) {
         tile = grid.tile_of(round++, index(), count());
-        if (tile < unsigned(grid.tiles_in_all)) return ++number, true;
+        if (tile < unsigned(grid.total_items)) return ++number, true;
       }
       return false;
     }
@@ -138,9 +138,9 @@ struct HopperItems {
 
   // Where a search puts its results: directly in the item if it finds only one.
   template <class Shared>
-  static __device__ __forceinline__ PrefillRows* sought_in(Shared& shared, Item& item) {
-    if constexpr (kSought > 1)
-      return shared.sought;
+  static __device__ __forceinline__ PrefillRows* place_of_found(Shared& shared, Item& item) {
+    if constexpr (kItemsPerSearch > 1)
+      return shared.found_items;
     else
       return &item.rows;
   }
@@ -165,8 +165,8 @@ template <bool kDecodes>
 constexpr int hopper_items = kDecodes ? 1 : 2;
 
 // Configuration for heads of up to kDim columns and values of up to kCols. If both are equal, the kernel also has
-// products for fewer columns (kFewer, kFewerCols). Columns that a head does not have are zeros. kInEight_: queries,
-// keys, values and weights are float8_e4m3.
+// products for fewer columns (kReducedDim, kReducedCols). Columns that a head does not have are zeros. kInEight_:
+// queries, keys, values and weights are float8_e4m3.
 template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool kInEight_>
 struct HopperPrefillParts
     : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
@@ -197,8 +197,8 @@ struct HopperPrefillParts
   // With 128 columns turns gain nothing.
   static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim > 128;
   static constexpr bool kHasFewer = kDim != 64 && kDim == kCols;
-  static constexpr int kFewer = !kHasFewer ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
-  static constexpr int kFewerCols = !kHasFewer ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
+  static constexpr int kReducedDim = !kHasFewer ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
+  static constexpr int kReducedCols = !kHasFewer ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
   // Producers that decode hold the codes of a tile in registers; consumers get the rest. H200, queries of half, 16,384
@@ -214,7 +214,7 @@ struct HopperPrefillParts
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are not plain memory are read through their functor by the consumers that need them.
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = true;
+  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kBoxesOfValues = true;
   // Whether results may be stored by TMA. They are staged where the queries of their tile were, which is free if the
   // next queries have another place. A query tile then ends sooner, but with 128 columns its key tiles take longer.
   // H100, without it in brackets: causal, 512 keys, 16 heads of 128 columns 105 us (113), 32 heads on 8 KV heads 203
@@ -234,7 +234,7 @@ struct HopperPrefillParts
         item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
     uint64_t copied_full[kInEight ? kStages : 1];  // values before they are transposed
     Item items[kItems];
-    PrefillRows sought[Items::kSought];
+    PrefillRows found_items[Items::kItemsPerSearch];
   };
   static constexpr int kQueryBytes = Queries::kRuns * Queries::kRunBytes,
                        kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);
@@ -265,20 +265,20 @@ struct HopperPrefillParts
   // heads, whose number per multiprocessor differs; 768 keys 114 and 119, 512 keys 99 and 99. With more tiles per head
   // they are slower: 1,536 keys of 32 heads of 64 columns 279 us, in sections 251 (H100).
   static void share_out(PrefillGrid& grid, const P& p) {
-    const int64_t all = grid.tiles_in_all, at_once = grid.at_once;
+    const int64_t all = grid.total_items, resident_blocks = grid.resident_blocks;
     const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
     if (kExponentialsBound && of_head <= few) {
-      if (kQueryStages > 1 && all >= 2 * at_once) grid.take_in_a_row(16);
+      if (kQueryStages > 1 && all >= 2 * resident_blocks) grid.take_contiguous_items(16);
       return;
     }
     const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);
     if (keys == KeysOfLater::more && of_head > few && of_head != 16) {
       const int64_t columns = p.shape.dim + p.shape.value_dim();
-      if (all >= 2 * at_once) grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)));
+      if (all >= 2 * resident_blocks) grid.persist_by_sections(p.shape.q_len * columns * int64_t(sizeof(TK)));
       return;
     }
     const bool even = keys == KeysOfLater::alike || of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
-    if (even && all >= 7 * at_once) grid.stay();
+    if (even && all >= 7 * resident_blocks) grid.persist_in_one_wave();
   }
 
   // Called by the producer before it copies queries: there may be fewer places for queries than items.

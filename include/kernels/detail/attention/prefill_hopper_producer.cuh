@@ -11,7 +11,7 @@ namespace detail {
 template <class Parts>
 struct HopperItemProducer : Parts {
   using Item = typename Parts::Item;
-  using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kSought, Parts::kProducerBarrier;
+  using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kItemsPerSearch, Parts::kProducerBarrier;
 
   // Called by all producer threads for tile `wanted`, which the block takes in a round; false if there is none.
   // `number` counts the block's query tiles. When item_full completes, consumers may read the item and its queries.
@@ -28,14 +28,15 @@ struct HopperItemProducer : Parts {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {
-      PrefillRows* const sought = Parts::sought_in(shared, item);
-      if (number % kSought == 0) {
+      PrefillRows* const found_items = Parts::place_of_found(shared, item);
+      if (number % kItemsPerSearch == 0) {
         if (threadIdx.x < 32)
-          params.grid.template search<Parts, kSought>(p, wanted, round, Parts::index(), Parts::count(), sought);
+          params.grid.template search<Parts, kItemsPerSearch>(p, wanted, round, Parts::index(), Parts::count(),
+                                                              found_items);
         arch::named_barrier_sync(kProducerBarrier, 128);
       }
-      rows = same_in_lanes(sought[number % kSought]);
-      if (sought != &item.rows && threadIdx.x == 0) item.rows = rows;
+      rows = same_in_lanes(found_items[number % kItemsPerSearch]);
+      if (found_items != &item.rows && threadIdx.x == 0) item.rows = rows;
       if (rows.count == 0) {
         arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
         return false;
@@ -60,7 +61,7 @@ struct HopperItemProducer : Parts {
 };
 
 // The producer's loop over query tiles and their key tiles. Keys and values are copied (copy_keys()), copied and
-// transposed for products of 8 bits (copy_and_turn()), or decoded (decode_tiles()).
+// transposed for products of 8 bits (copy_and_transpose()), or decoded (decode_tiles()).
 template <class Parts>
 struct HopperProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;
@@ -73,11 +74,11 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Params = typename Parts::Params;
   using Item = typename Parts::Item;
   using Shared = typename Parts::Shared;
-  using Parities = typename Parts::Parities;
+  using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
   using Parts::each_item, Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
   using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kItems;
-  using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
+  using Parts::kReducedDim, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
   using HopperItemProducer<Parts>::bring_item;
   // Whether the next query tile is found and its queries are copied during the keys of this one: with 128 columns and
@@ -88,15 +89,15 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
-    arch::fewer_registers<kProducerRegisters>();
+    arch::release_registers<kProducerRegisters>();
     const P& p = params.problem;
     const int dim = int(p.shape.dim);
-    if (dim != kDim && dim != kFewer) {
+    if (dim != kDim && dim != kReducedDim) {
       KERNELS_ROLLED
       for (int i = 0; i < kStages; ++i)
         Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim * int(sizeof(TK)) / 2);
     }
-    Parities keys_to, values_to;
+    StagePhases keys_to, values_to;
     if constexpr (kPreparesNext) {
       copy_ahead(params, shared, memory, keys_to, values_to);
     } else
@@ -109,7 +110,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
           decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), scales_of<kKeyScales>(shared), shared.keys_full,
                              shared.keys_empty, keys_to);
         } else if constexpr (kInEight) {
-          copy_and_turn(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+          copy_and_transpose(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
         } else {
           copy_keys(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to, [] {});
         }
@@ -121,8 +122,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
 
   // The producer's loop with kPreparesNext.
   static __device__ __forceinline__ void copy_ahead(const Params& params, Shared& shared, unsigned char* memory,
-                                                    Parities& keys_to, Parities& values_to) {
-    typename Parts::Walk walk;
+                                                    StagePhases& keys_to, StagePhases& values_to) {
+    typename Parts::ItemIterator items;
     PrefillRows rows{};
     SeenKeys all{};  // no keys before the first query tile
 #pragma unroll 1
@@ -132,12 +133,12 @@ struct HopperProducer : HopperItemProducer<Parts> {
         PrefillRows next_rows;
         SeenKeys seen;
         unsigned wanted;
-        there = walk.next(params.grid, wanted) &&
-                bring_item(params, shared, memory, walk.number, wanted, walk.round - 1, next_rows, seen);
+        there = items.next(params.grid, wanted) &&
+                bring_item(params, shared, memory, items.number, wanted, items.round - 1, next_rows, seen);
       });
       if (!there) return;
       arch::named_barrier_sync(kProducerBarrier, 128);
-      const Item& item = shared.items[walk.number % kItems];  // reread, as registers have no room for two items
+      const Item& item = shared.items[items.number % kItems];  // reread, as registers have no room for two items
       rows = same_in_lanes(item.rows), all = from_lane(item.all, 0);
     }
   }
@@ -146,8 +147,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
   // issued.
   template <class F>
   static __device__ __forceinline__ void copy_keys(const Params& params, Shared& shared, unsigned char* stages,
-                                                   const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
-                                                   Parities& values_to, const F& prepare_next) {
+                                                   const PrefillRows& rows, const Tiles& tiles, StagePhases& keys_to,
+                                                   StagePhases& values_to, const F& prepare_next) {
     const P& p = params.problem;
     const int lane = threadIdx.x % 32, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
@@ -176,7 +177,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         }
       }
       if (tile < tiles.count) {
-        const int stage = Parities::stage(tile);
+        const int stage = StagePhases::stage(tile);
         unsigned char* const to = stages + stage * kStageBytes;
         uint64_t* const full = &shared.keys_full[stage];
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
@@ -190,7 +191,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         keys_to.next(tile);
       }
       if (tile > 0) {
-        const int stage = Parities::stage(tile - 1);
+        const int stage = StagePhases::stage(tile - 1);
         unsigned char* const to = stages + stage * kStageBytes + Keys::kBytes;
         uint64_t* const full = &shared.values_full[stage];
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
@@ -222,9 +223,9 @@ struct HopperProducer : HopperItemProducer<Parts> {
 
   // Keys and values for products of 8 bits. wgmma needs such values with the keys of a column contiguous, so the
   // producer transposes each tile while the next one is copied.
-  static __device__ __forceinline__ void copy_and_turn(const Params& params, Shared& shared, unsigned char* stages,
-                                                       const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
-                                                       Parities& values_to) {
+  static __device__ __forceinline__ void copy_and_transpose(const Params& params, Shared& shared, unsigned char* stages,
+                                                            const PrefillRows& rows, const Tiles& tiles,
+                                                            StagePhases& keys_to, StagePhases& values_to) {
     const P& p = params.problem;
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
@@ -241,7 +242,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     for (int tile = 0; tile <= tiles.count; ++tile) {
       if (tile < tiles.count) {
         const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
-                  stage = Parities::stage(tile);
+                  stage = StagePhases::stage(tile);
         uint64_t *const full = &shared.keys_full[stage], *const values_copied = &shared.copied_full[stage];
         unsigned char *const to = stages + stage * kStageBytes, *const values_to_copy = copied + stage * Values::kBytes;
         const bool in_boxes = boxes.have(pos);
@@ -271,13 +272,13 @@ struct HopperProducer : HopperItemProducer<Parts> {
         keys_to.next(tile);
       }
       if (tile > 0) {
-        const int stage = Parities::stage(tile - 1);
+        const int stage = StagePhases::stage(tile - 1);
         arch::mbarrier_wait_in_block(&shared.copied_full[stage], values_to.at(tile - 1));
         arch::async_proxy_fence();  // TMA may write next where threads have read and written
         arch::named_barrier_sync(kProducerBarrier, 128);  // all threads have transposed the tile before
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        turn_tile<kKeys>(arch::shared_address(stages) + stage * kStageBytes + Keys::kBytes,
-                         arch::shared_address(copied) + stage * Values::kBytes, cols);
+        transpose_tile<kKeys>(arch::shared_address(stages) + stage * kStageBytes + Keys::kBytes,
+                              arch::shared_address(copied) + stage * Values::kBytes, cols);
         arch::async_proxy_fence();
         arch::mbarrier_arrive(&shared.values_full[stage]);
         values_to.next(tile - 1);
@@ -288,9 +289,9 @@ struct HopperProducer : HopperItemProducer<Parts> {
 
   // The second producer, for values that are decoded. The first one finds the query tiles for both.
   static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
-    arch::fewer_registers<kProducerRegisters>();
+    arch::release_registers<kProducerRegisters>();
     const P& p = params.problem;
-    Parities values_to;
+    StagePhases values_to;
     each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = wait_for_item(shared, number);
       const PrefillRows rows = same_in_lanes(item.rows);
@@ -307,7 +308,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
   // stage is free.
   template <class KvTiles, class At>
   static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages,
-                                                      float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
+                                                      float* scales, uint64_t* full, uint64_t* empty, StagePhases& to) {
     if (tiles.count == 0) return;
     const int thread = int(threadIdx.x % 128);
     KvTiles some(at, tiles.begin, 0, cols, true);
@@ -324,7 +325,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     ask(0);
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
-      const int stage = Parities::stage(tile);
+      const int stage = StagePhases::stage(tile);
       arch::mbarrier_wait_in_block(&empty[stage], to.at(tile) ^ 1);
       if (KvTiles::scaled && thread < kKeys) scales[stage * kKeys + thread] = scale;
       some.decode(stages + stage * kStageBytes, codes);

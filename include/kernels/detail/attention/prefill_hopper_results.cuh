@@ -13,7 +13,7 @@ using result_type = std::conditional_t<is_16_bit<typename Traits<typename P::Out
                                        typename Traits<typename P::Out>::Stored, float>;
 
 // Transposes 4 x 4 words among four adjacent lanes: word i of lane t becomes word t of lane i.
-__device__ __forceinline__ void turn_words(uint32_t (&words)[4]) {
+__device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
   constexpr unsigned all = 0xffffffffu;
   KERNELS_UNROLL
   for (int apart = 1; apart <= 2; ++apart) {
@@ -50,7 +50,7 @@ class ResultRows {
   // Writes outputs (accumulator fragments), multiplied by the factor of their half of the rows.
   __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
                                       const float (&factor)[2]) const {
-    if (leaves_part<P>(rows)) return leave(p, rows, outputs, factor);
+    if (is_split<P>(rows)) return leave(p, rows, outputs, factor);
     Pack<T, 8> packs[kBlocks][2];
     KERNELS_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
@@ -99,7 +99,7 @@ class ResultRows {
     for (int i = 0; i < kBlocks * 2; ++i) {
       const Pack<float, 8> some = gather<float>(outputs, i / 2 * 4, i % 2, factor[i % 2]);
       if (row(i % 2) < rows.count && i / 2 * 32 < cols)
-        leave_outputs(p, rows, row(i % 2), some, first_col_ + i / 2 * 32);
+        store_partial_outputs(p, rows, row(i % 2), some, first_col_ + i / 2 * 32);
     }
   }
 
@@ -119,7 +119,7 @@ class ResultRows {
           words[j] = rounded_pair<As>(low, high);
         else words[j] = __float_as_uint(word == 0 ? low : high);
       }
-      turn_words(words);
+      transpose_words(words);
       KERNELS_UNROLL
       for (int j = 0; j < 4; ++j) memcpy(values.v + j * 2 + word, &words[j], 4);  // two of 16 bits, or one of 32
     }
@@ -158,8 +158,9 @@ struct LeftRows {
       arch::async_proxy_fence();
       arch::named_barrier_sync(barrier, 128);
       if (thread < rows.count && thread < 64)
-        arch::store_bytes(p.parts.outputs + (int64_t(rows.left_first) + thread) * p.shape.value_dim() + first_col,
-                          arch::shared_address(tile) + thread * kPitch, kCols * 4);
+        arch::store_bytes(
+            p.parts.outputs + (int64_t(rows.first_partial_row) + thread) * p.shape.value_dim() + first_col,
+            arch::shared_address(tile) + thread * kPitch, kCols * 4);
       arch::stored_boxes_commit();
       arch::stored_boxes_wait();
     }

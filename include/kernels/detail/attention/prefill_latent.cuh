@@ -79,7 +79,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static constexpr int kMiddle = kCols / 2;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
   using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = false,
+  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kBoxesOfValues = false,
                         kBoxesOfResults = false;
   static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes + Others::kBytes,
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
@@ -96,7 +96,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
         item_full[kItems], item_empty[kItems];
     uint64_t states_full, outputs_full, other_done;  // signalled by the paired block
     Item items[kItems];
-    PrefillRows sought[Items::kSought];
+    PrefillRows found_items[Items::kItemsPerSearch];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
@@ -136,15 +136,15 @@ struct LatentProducer : HopperItemProducer<Parts> {
   using Keys = typename Parts::Keys;
   using Others = typename Parts::Others;
   using Shared = typename Parts::Shared;
-  using Parities = typename Parts::Parities;
+  using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
   using Parts::kKeys;
 
   static __device__ __forceinline__ void produce(const typename Parts::Params& params, Shared& shared,
                                                  unsigned char* memory) {
-    arch::fewer_registers<Parts::kProducerRegisters>();
+    arch::release_registers<Parts::kProducerRegisters>();
     const P& p = params.problem;
-    Parities keys_to;
+    StagePhases keys_to;
     Parts::each_item(params.grid, [&](int number, unsigned wanted, unsigned round) {
       PrefillRows rows;
       SeenKeys all;
@@ -159,7 +159,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
 
   static __device__ __forceinline__ void copy_keys(const typename Parts::Params& params, Shared& shared,
                                                    unsigned char* memory, const PrefillRows& rows, const Tiles& tiles,
-                                                   Parities& keys_to) {
+                                                   StagePhases& keys_to) {
     const P& p = params.problem;
     const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const int end_of_all = end_of_keys(p, rows);
@@ -170,7 +170,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
-                stage = Parities::stage(tile), parity = keys_to.at(tile);
+                stage = StagePhases::stage(tile), parity = keys_to.at(tile);
       unsigned char* const to = Parts::stage_of(memory, stage);
       uint64_t(&full)[2] = shared.keys_full[stage];
       if (boxes.have(pos)) {
@@ -207,14 +207,14 @@ struct LatentConsumer : Parts {
   using TK = typename Parts::TK;
   using Shared = typename Parts::Shared;
   using Item = typename Parts::Item;
-  using Parities = typename Parts::Parities;
+  using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
   using Parts::kKeys, Parts::kRunBytes;
   static constexpr int kCols = Parts::kCols / 2;
   // Lazy rescaling: outputs of 256 columns are rescaled only when the running maximum grows by more than kSlack (to the
   // base of 2). H100, 32 sequences of 4,096 keys, 128 heads: 82 us, and 84 us if every new maximum rescales.
   static constexpr int kSlack = 8;
-  using Work = PrefillWork<P, TK, 1, kKeys, kCols, 4 + 4 * kGroup, kSlack>;
+  using Work = SoftmaxAccumulator<P, TK, 1, kKeys, kCols, 4 + 4 * kGroup, kSlack>;
   // the first wgmma step (16 columns) whose queries are in registers
   static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;
   static constexpr int kOwnBarrier = Parts::kProducerBarrier + 1 + kGroup;
@@ -255,10 +255,10 @@ struct LatentConsumer : Parts {
 
   static __device__ __forceinline__ void consume(const typename Parts::Params& params, Shared& shared,
                                                  unsigned char* memory) {
-    arch::more_registers<Parts::kConsumerRegisters>();
+    arch::claim_registers<Parts::kConsumerRegisters>();
     const P& p = params.problem;
     const int value_run = Parts::value_run(p) + kGroup * (kCols / 64);
-    Parities at;
+    StagePhases at;
     Parts::each_item(params.grid, [&](int number, unsigned, unsigned) {
       const Item& item = Parts::wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
@@ -272,7 +272,7 @@ struct LatentConsumer : Parts {
         }
         arch::mbarrier_wait_in_block(&shared.queries_full, number % 2);
       }
-      Attending attending(p, shared, item, memory, at, value_run);
+      ConsumerLoop attending(p, shared, item, memory, at, value_run);
       attending.run();
       finish(p, shared, item.rows, memory, attending.state, number);
       arch::mbarrier_arrive(&shared.item_empty[0]);
@@ -281,12 +281,12 @@ struct LatentConsumer : Parts {
   }
 
   // The loop over the key tiles that the rows see.
-  struct Attending {
+  struct ConsumerLoop {
     const P& p;
     Shared& shared;
     const Item& item;
     unsigned char* const memory;
-    Parities& at;  // barrier phases of the stages
+    StagePhases& at;  // barrier phases of the stages
     const int first_value_run;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
@@ -294,8 +294,8 @@ struct LatentConsumer : Parts {
     int first_whole, last_whole;  // key tiles that all of the warp's rows see completely
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& all, const Item& of, unsigned char* tiles_memory,
-                                         Parities& stages_at, int value_run)
+    __device__ __forceinline__ ConsumerLoop(const P& problem, Shared& all, const Item& of, unsigned char* tiles_memory,
+                                            StagePhases& stages_at, int value_run)
         : p(problem),
           shared(all),
           item(of),
@@ -346,7 +346,7 @@ struct LatentConsumer : Parts {
     }
 
     __device__ __forceinline__ void make_logits(int tile) {
-      const int stage = Parities::stage(tile), parity = at.at(tile);
+      const int stage = StagePhases::stage(tile), parity = at.at(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage][0], parity);
       arch::async_proxy_fence();
       constexpr int kQueryRun = Parts::Queries::kRunBytes / 16, kKeyRun = kRunBytes / 16;
@@ -380,7 +380,7 @@ struct LatentConsumer : Parts {
     }
     // Makes the weights, and publishes them and the running maximum for the other group.
     __device__ __forceinline__ void weigh(int tile, const typename Work::Look& look) {
-      const int stage = Parities::stage(tile), lane = threadIdx.x % 32;
+      const int stage = StagePhases::stage(tile), lane = threadIdx.x % 32;
       for (int half = 0; half < 2 && lane % 4 == 0; ++half)
         shared.largest[stage][Work::row(0, half)] = state.largest[0][half];
       state.make_exponentials(look);
@@ -403,11 +403,11 @@ struct LatentConsumer : Parts {
     // warpgroup has made, or those of the other one. Earlier products must have completed, as both rescale the outputs
     // first.
     __device__ __forceinline__ void begin_own(int tile, const typename Work::Look& look) {
-      state.shrink_outputs(look);
+      state.rescale_outputs(look);
       multiply(tile, [&](int i) -> const uint32_t(&)[4] { return state.weights[0][i]; });
     }
     __device__ __forceinline__ void begin_others(int tile) {
-      const int stage = Parities::stage(tile);
+      const int stage = StagePhases::stage(tile);
       // Only group 0 releases the first half of the columns. Once it has, the producer may refill that half and its
       // barrier may be a phase ahead; so only group 0 may wait for it.
       if (kGroup == 0) arch::mbarrier_wait_in_block(&shared.keys_full[stage][0], at.at(tile));
@@ -418,26 +418,26 @@ struct LatentConsumer : Parts {
       const float* const largest = shared.largest[stage] + Work::row(0, 0);
       const float found[1][2] = {{largest[0], largest[8]}};
       state.raise_to(look, found);
-      state.shrink_outputs(look);
+      state.rescale_outputs(look);
       const uint64_t weights = arch::warpgroup_tile(arch::shared_address(Parts::weights_of(memory, stage)));
       multiply(tile, [&](int i) { return weights + i * 2; });
     }
     template <class Weights>
     __device__ __forceinline__ void multiply(int tile, const Weights& weights) {
       const uint64_t values = arch::warpgroup_tile(
-          arch::shared_address(Parts::stage_of(memory, Parities::stage(tile))) + first_value_run * kRunBytes,
+          arch::shared_address(Parts::stage_of(memory, StagePhases::stage(tile))) + first_value_run * kRunBytes,
           kRunBytes);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       arch::warpgroup_fence();
       KERNELS_UNROLL
       for (int i = 0; i < kKeys / 16; ++i)
-        arch::warpgroup_mma_turned<TK>(state.outputs[0], weights(i), values + i * (16 * 128 / 16), true);
+        arch::warpgroup_mma_transposed<TK>(state.outputs[0], weights(i), values + i * (16 * 128 / 16), true);
       arch::warpgroup_commit();
     }
     __device__ __forceinline__ void end(int tile) {
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      uint64_t(&empty)[2] = shared.keys_empty[Parities::stage(tile)];
+      uint64_t(&empty)[2] = shared.keys_empty[StagePhases::stage(tile)];
       if (kGroup == 0 && threadIdx.x % 32 == 0) arch::mbarrier_arrive(&empty[0]);
       arch::mbarrier_arrive(&empty[1]);  // every thread, as each has read the running maxima
       at.next(tile);
@@ -456,7 +456,7 @@ struct LatentConsumer : Parts {
     find_inverses(p, shared, rows, work, number, inverse);
     bool mine = true;
     if (paired) {
-      work.shrink_outputs({1, {{inverse[0], inverse[1]}}, true});
+      work.rescale_outputs({1, {{inverse[0], inverse[1]}}, true});
       inverse[0] = inverse[1] = 1;
       mine = kGroup == int(arch::cluster_rank());
       if (mine)
@@ -465,7 +465,7 @@ struct LatentConsumer : Parts {
         send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
     }
     if (!mine) return;
-    if (leaves_part<P>(rows)) {
+    if (is_split<P>(rows)) {
       unsigned char* const tile = memory + Parts::kQueryBytes + kGroup * Left::kBytes;
       return Left::leave(p, rows, tile, Work::first_row(), kGroup * kCols, outputs, inverse, kOwnBarrier);
     }

@@ -11,7 +11,7 @@
 // - tile: a query tile, Body::kRows rows. Without splits, a tile is the work item of the grid; with splits, a tile and
 //   one split of its keys are.
 // - part: a range of Body::kCols columns of the output, where a kernel cannot accumulate all columns at once.
-//   (PrefillParts is something else: the partial results of key splits.)
+//   (PartialResults is something else: the partial results of key splits.)
 // - pack: how many heads have their rows interleaved in a tile (GQA packing); 1: a tile has rows of one head.
 // - left: partial results that are left in the workspace for the merge.
 #pragma once
@@ -45,17 +45,17 @@ struct PrefillProblem {
   float scale, factor;
   bool wide_queries, wide_keys, wide_values;  // whether wide (vector) accesses are possible
   int out_pack;
-  std::conditional_t<kSplits, PrefillParts, Nothing> parts;
+  std::conditional_t<kSplits, PartialResults, Nothing> parts;
 };
 
 // A work item: `count` rows of a sequence. Row i is number first + i among the rows of `pack` heads that start at
 // first_head; the heads of a query are adjacent. With split keys the block processes keys [key_begin, key_end), and its
-// first row is row left_first of the partial results in the workspace.
+// first row is row first_partial_row of the partial results in the workspace.
 struct PrefillRows {
   int64_t token;  // of the sequence's first query
   int b, first, count, queries, keys, first_head, kv_head, part;
   FastDivision pack;
-  int splits, split, key_begin, key_end, left_first;
+  int splits, split, key_begin, key_end, first_partial_row;
 
   struct Place {
     int query, head;
@@ -92,51 +92,52 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { 
 // persistent blocks per multiprocessor. Some of these items do not exist.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
-  int64_t tiles_in_all;   // of work items; 0: too many for an index
+  int64_t total_items;    // 0: too many for an index
   unsigned of_block = 1;  // contiguous items per block
   unsigned step = 1;      // or: distance between the items of a persistent block
   unsigned rounds = 1;    // the most items per block
-  bool back = false;      // whether persistent blocks reverse their order in every other round
+  bool reverses = false;  // whether persistent blocks reverse their order in every other round
   unsigned section = 0;   // or: heads (of all sequences) whose tiles are processed before those of the next ones
   FastDivision section_heads{}, section_rounds{};  // rounds: of one section
-  unsigned at_once;       // resident blocks: how many run at the same time
+  unsigned resident_blocks;                        // how many blocks run at the same time
   int64_t most_blocks = INT64_MAX;
   int pair = 1;  // blocks of a cluster that share a query tile, each with some of its keys
   bool even = false;  // all sequences have the same items, and no keys are split
-  PrefillCuts cuts;
+  SplitPolicy cuts;
 
   // share: split keys so that the work of all sequences together fills the machine, instead of each sequence by itself.
   template <class Body, class P>
   static PrefillGrid of(const DeviceInfo& device, const P& p, bool share = false) {
     const AttentionShape& shape = p.shape;
     constexpr bool splits = P::kSplits;
-    static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach,
+    static_assert(Body::kRows <= PrefillWorkspace::most_rows(Body::kDim) && Body::kOnEach <= SplitPolicy::kOnEach,
                   "what the workspace has room for");
-    const PrefillCuts cuts(device, p.options, Body::kOnEach, Body::kKeys, share, most_keys(p.kv));
+    const SplitPolicy cuts(device, p.options, Body::kOnEach, Body::kKeys, share, most_keys(p.kv));
     PrefillGrid grid(shape, cuts, splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (grid.even)
       Body::share_out(grid, p);
-    else if (Body::kWalking > 0 && grid.tiles_in_all >= int64_t(splits ? 1 : 2) * Body::kWalking * grid.at_once)
-      grid.walk(Body::kWalking), grid.back = true;
+    else if (Body::kPersistentBlocksPerSm > 0 &&
+             grid.total_items >= int64_t(splits ? 1 : 2) * Body::kPersistentBlocksPerSm * grid.resident_blocks)
+      grid.persist(Body::kPersistentBlocksPerSm), grid.reverses = true;
     return grid;
   }
-  int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
+  int64_t blocks() const { return pair * lesser(most_blocks, (total_items + of_block - 1) / of_block); }
 
   // Persistent blocks, `each` times as many as are resident.
-  void walk(int64_t each) {
-    most_blocks = each * at_once;
+  void persist(int64_t each) {
+    most_blocks = each * resident_blocks;
     step = unsigned(blocks() / pair);
-    if (step > 0) rounds = unsigned((tiles_in_all + step - 1) / step);
+    if (step > 0) rounds = unsigned((total_items + step - 1) / step);
   }
   // One persistent block per resident slot. Reversed rounds balance the load: a block with many keys gets few in the
   // next.
-  void stay() { walk(1), back = true; }
+  void persist_in_one_wave() { persist(1), reverses = true; }
   // Each block takes the same number of contiguous items (the last block the remainder), at most `most`, in as few
   // waves as possible. The limit bounds the imbalance if some sequences have more keys than others, which only the
   // device knows.
-  void take_in_a_row(int64_t most) {
-    const int64_t waves = tiles_of(tiles_in_all, at_once * most);
-    of_block = rounds = unsigned(tiles_of(tiles_in_all, at_once * waves));
+  void take_contiguous_items(int64_t most) {
+    const int64_t waves = tiles_of(total_items, resident_blocks * most);
+    of_block = rounds = unsigned(tiles_of(total_items, resident_blocks * waves));
   }
   // Persistent blocks for causal masks, where each tile of a head sees fewer keys than the one before it. Blocks
   // process a section of heads in rounds: the first tiles of all its heads, then the second tiles, and so on. Rounds
@@ -145,10 +146,10 @@ struct PrefillGrid {
   //
   // All sections have the same number of heads. If that number allows it, a section has at least three rounds, and its
   // keys and values fit the L2 cache. bytes: those of the keys and values of one KV head.
-  void stay_in_sections(int64_t bytes) {
+  void persist_by_sections(int64_t bytes) {
     constexpr int64_t kept = 32 << 20;
-    const int64_t all = tiles_in_all / tiles.divisor, sharing = group.divisor / pack.divisor;
-    const int64_t least = (3 * int64_t(at_once) + tiles.divisor - 1) / tiles.divisor;
+    const int64_t all = total_items / tiles.divisor, sharing = group.divisor / pack.divisor;
+    const int64_t least = (3 * int64_t(resident_blocks) + tiles.divisor - 1) / tiles.divisor;
     const int64_t most = greater<int64_t>(1, all / least);
     const int64_t wanted = lesser<int64_t>(most, (all / sharing * bytes + kept - 1) / kept);
     const auto fits = [&](int64_t count) {
@@ -159,13 +160,13 @@ struct PrefillGrid {
     const int64_t sections = fits(wanted - away) ? wanted - away : fits(wanted + away) ? wanted + away : 1;
     const int64_t each = all / sections;
     section = unsigned(each), section_heads = FastDivision(each);
-    const int64_t in_rounds = (each * tiles.divisor + at_once - 1) / at_once;
+    const int64_t in_rounds = (each * tiles.divisor + resident_blocks - 1) / resident_blocks;
     section_rounds = FastDivision(in_rounds);
-    rounds = unsigned(sections * in_rounds), most_blocks = at_once, back = true;
+    rounds = unsigned(sections * in_rounds), most_blocks = resident_blocks, reverses = true;
   }
-  // The item that a block takes in a round. There may be none: the result is then at least tiles_in_all.
+  // The item that a block takes in a round. There may be none: the result is then at least total_items.
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
-    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
+    if (section == 0) return (reverses && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
     unsigned in_section = round;
     const unsigned s = section_rounds(in_section);  // in_section becomes the remainder
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
@@ -213,9 +214,9 @@ struct PrefillGrid {
     bool mine = lane == 0;
     if constexpr (kCount > 1) {
       wanted = round + lane < rounds ? tile_of(round + lane, block, blocks) : kNone;
-      const unsigned there = __ballot_sync(0xffffffffu, wanted < unsigned(tiles_in_all));
+      const unsigned there = __ballot_sync(0xffffffffu, wanted < unsigned(total_items));
       const unsigned place = __popc(there & ((1u << lane) - 1));
-      mine = place < kCount && wanted < unsigned(tiles_in_all);
+      mine = place < kCount && wanted < unsigned(total_items);
       if (!mine) wanted = kNone;
       found += lesser(place, unsigned(kCount - 1));
     }
@@ -276,7 +277,7 @@ struct PrefillGrid {
           continue;
         }
         if (pass == Pass::key_tiles || (pass == Pass::parts && total > once && most < kUncut / 2)) {
-          most = pass == Pass::key_tiles ? greater(int(PrefillCuts::kFewestOfShared), int(total / once))
+          most = pass == Pass::key_tiles ? greater(int(SplitPolicy::kFewestOfShared), int(total / once))
                                          : most + most / 16 + 1;
           pass = Pass::parts;
           continue;
@@ -329,43 +330,43 @@ struct PrefillGrid {
     return packed_tiles(queries, group, unsigned(each)) < tiles_of(queries, each) * group;
   }
 
-  PrefillGrid(const AttentionShape& shape, const PrefillCuts& how, bool splits, int each, int cols, bool together)
+  PrefillGrid(const AttentionShape& shape, const SplitPolicy& how, bool splits, int each, int cols, bool together)
       : tiles(tiles_of(shape.q_len * (together ? shape.group() : 1), each)),
         parts(tiles_of(shape.value_dim(), cols)),
         heads(together ? shape.kv_heads : shape.heads),
         pack(together ? shape.group() : 1),
         group(shape.group()),
-        at_once(unsigned(how.once)),
+        resident_blocks(unsigned(how.once)),
         cuts(how) {
     constexpr int64_t limit = INT32_MAX;
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
-    tiles_in_all = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch
-                       ? 0
-                       : of_head * heads.divisor * shape.batch;
-    if (tiles_in_all == 0) return;
+    total_items = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch
+                      ? 0
+                      : of_head * heads.divisor * shape.batch;
+    if (total_items == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
-    const bool whole = !splits || (cuts.shared ? tiles_in_all > cuts.once : cuts.most_of(longest) == 1);
+    const bool whole = !splits || (cuts.shared ? total_items > cuts.once : cuts.most_of(longest) == 1);
     even = whole && shape.q_offsets == nullptr;
     if (even) return;
     // With q_offsets, all tiles of a sequence but one are full.
     if (shape.q_offsets != nullptr)
-      tiles_in_all = lesser(
-          tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
+      total_items = lesser(
+          total_items, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     if (cuts.shared) {
       // A pair of blocks merges its results sooner than a second kernel does. This pays if each pair has all rows of a
       // sequence and these fill their tile. With fewer sequences there are more splits anyway, and other calls can be
       // split finer without pairs. H200, 4,096 keys, 128 heads: 32 sequences take 89 us (101 us without pairs), 24 take
       // 85 (96), 16 take 68 (67), and 8 take 50 (48). 64 sequences of 16 heads and up to 8,192 keys take 144 us (114).
-      if (2 * tiles_in_all <= cuts.once && 3 * tiles_in_all > cuts.once && shape.q_len * shape.group() >= each)
+      if (2 * total_items <= cuts.once && 3 * total_items > cuts.once && shape.q_len * shape.group() >= each)
         pair = 2, cuts.once /= 2;
-      tiles_in_all = greater<int64_t>(tiles_in_all, cuts.once);
+      total_items = greater<int64_t>(total_items, cuts.once);
       return;
     }
     const bool known = shape.q_offsets == nullptr || cuts.fixed > 0;
-    const int64_t more = tiles_in_all * (known ? cuts.most_of(longest) : cuts.most());
-    tiles_in_all = known ? more : lesser(more, tiles_in_all + shape.batch * cuts.twice);
-    if (tiles_in_all > limit) tiles_in_all = 0;
+    const int64_t more = total_items * (known ? cuts.most_of(longest) : cuts.most());
+    total_items = known ? more : lesser(more, total_items + shape.batch * cuts.twice);
+    if (total_items > limit) total_items = 0;
   }
 
   template <class P>
@@ -459,7 +460,7 @@ struct PrefillGrid {
     }
     place(r, Body::kRows, s.tiles, tile, part, head);
     if constexpr (P::kSplits)
-      r.left_first =
+      r.first_partial_row =
           left + r.split * r.queries * int(p.shape.heads) + int(head) * r.queries * int(r.pack.divisor) + r.first;
     return r;
   }
@@ -467,26 +468,26 @@ struct PrefillGrid {
 
 // Whether the block has only a split of the keys, so that its results are partial.
 template <class P>
-__device__ __forceinline__ bool leaves_part(const PrefillRows& rows) {
+__device__ __forceinline__ bool is_split(const PrefillRows& rows) {
   if constexpr (P::kSplits) return rows.splits > 1;
   else return false;
 }
 // Writes what the merge has to know of a row of a split.
 template <class P>
-__device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows, int row, float logsumexp) {
+__device__ __forceinline__ void store_partial_state(const P& p, const PrefillRows& rows, int row, float logsumexp) {
   if constexpr (P::kSplits) {
     const auto place = rows.place(row);
-    p.parts.rows[rows.left_first + row] = {int32_t(rows.token + place.query), uint16_t(place.head),
-                                           uint16_t(rows.split == 0 ? rows.splits : 0),
-                                           rows.queries * int(p.shape.heads), logsumexp};
+    p.parts.rows[rows.first_partial_row + row] = {int32_t(rows.token + place.query), uint16_t(place.head),
+                                                  uint16_t(rows.split == 0 ? rows.splits : 0),
+                                                  rows.queries * int(p.shape.heads), logsumexp};
   }
 }
 // Writes partial outputs of a row, from column `col` of the head on.
 template <int N, class P>
-__device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row,
-                                              const Pack<float, N>& outputs, int64_t col) {
+__device__ __forceinline__ void store_partial_outputs(const P& p, const PrefillRows& rows, int row,
+                                                      const Pack<float, N>& outputs, int64_t col) {
   if constexpr (P::kSplits)
-    put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
+    put_floats(p.parts.outputs + (int64_t(rows.first_partial_row) + row) * p.shape.value_dim() + col, outputs);
 }
 
 // The keys that all of some rows see, and the keys that any of them sees. A range is empty if its end is not greater

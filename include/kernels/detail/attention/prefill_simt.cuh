@@ -32,7 +32,7 @@ struct SimtPrefillBody {
     float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
   };
   // The tiles, and the queries behind them.
-  static constexpr int kWalking = 0;
+  static constexpr int kPersistentBlocksPerSm = 0;
   static constexpr bool kWarpgroups = false;
   static void share_out(PrefillGrid&, const P&) {}
   static size_t shared_bytes(const AttentionShape& shape) {
@@ -44,8 +44,8 @@ struct SimtPrefillBody {
     __shared__ PrefillRows kept;
     const PrefillRows rows = params.grid.template rows<SimtPrefillBody>(params.problem, kept);
     if (rows.count == 0) return;
-    Attending attending(params.problem, rows, *reinterpret_cast<Tiles*>(floats_memory),
-                        floats_memory + sizeof(Tiles) / 4);
+    ConsumerLoop attending(params.problem, rows, *reinterpret_cast<Tiles*>(floats_memory),
+                           floats_memory + sizeof(Tiles) / 4);
     attending.bring_all_queries();
     const SeenKeys& all = attending.all;
     // Key tiles begin at multiples of their size, as in prefill.cuh.
@@ -62,7 +62,7 @@ struct SimtPrefillBody {
 
  private:
   // The loop of a block over the keys that its rows see: what a thread holds of its half-warp's two rows.
-  struct Attending {
+  struct ConsumerLoop {
     const P& p;
     const PrefillRows& rows;
     Tiles& tiles;
@@ -77,7 +77,7 @@ struct SimtPrefillBody {
     SoftmaxState<float> states[2];
     float outputs[2][2][4] = {};
 
-    __device__ __forceinline__ Attending(const P& problem, const PrefillRows& of_block, Tiles& memory, float* behind)
+    __device__ __forceinline__ ConsumerLoop(const P& problem, const PrefillRows& of_block, Tiles& memory, float* behind)
         : p(problem), rows(of_block), tiles(memory), queries(behind) {
       KERNELS_UNROLL
       for (int a = 0; a < 2; ++a) {
@@ -182,8 +182,8 @@ struct SimtPrefillBody {
         if (mine[a] >= rows.count) continue;
         const int64_t row = rows.token + at[a].query;
         float factor = 1.f;
-        if (leaves_part<P>(rows)) {
-          if (lane == 0 && rows.part == 0) leave_state(p, rows, mine[a], states[a].logsumexp());
+        if (is_split<P>(rows)) {
+          if (lane == 0 && rows.part == 0) store_partial_state(p, rows, mine[a], states[a].logsumexp());
         } else {
           if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
           if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
@@ -200,7 +200,7 @@ struct SimtPrefillBody {
       Pack<float, 4> o;
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) o.v[i] = from[i] * factor;
-      if (leaves_part<P>(rows)) return leave_outputs(p, rows, mine[a], o, first_col + col);
+      if (is_split<P>(rows)) return store_partial_outputs(p, rows, mine[a], o, first_col + col);
       const auto map = sink_map(p.out);
       in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col,
                [&](const auto& some, int64_t to) { put_mapped(sink_end(p.out), map, some, row, to); });

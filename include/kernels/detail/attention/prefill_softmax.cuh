@@ -13,11 +13,11 @@ constexpr float kSmallScale = 1e-30f;  // unless scale is larger, products are s
 // A warp's kTiles tiles of 16 rows, where kFirstWarp is the first warp of the block that has rows. Lane 4g + t has rows
 // g and g + 8 of a tile (`half` 0 and 1), and of each 8 columns of logits or outputs columns 2t and 2t + 1.
 //
-// kSlack: lazy rescaling, only if the maximum grows by more than kSlack (to the base of 2). kShrinks: outputs are
-// always rescaled, even by 1, so that there is no branch.
+// kSlack: lazy rescaling, only if the maximum grows by more than kSlack (to the base of 2). kAlwaysRescales: outputs
+// are always rescaled, even by 1, so that there is no branch.
 template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0, int kSlack = 0,
-          bool kShrinks = false>
-struct PrefillWork {
+          bool kAlwaysRescales = false>
+struct SoftmaxAccumulator {
   using S = typename P::S;
   using Value = ValueRun<typename P::Kv>;
   // With weights in e4m3, whose smallest value is 2^-9, weights are scaled up so that they reach 256; the slack is part
@@ -32,7 +32,7 @@ struct PrefillWork {
   // lane's share of the sum of exponentials relative to `largest`.
   float largest[kTiles][2], sums[kTiles][2] = {};
 
-  __device__ __forceinline__ PrefillWork() {
+  __device__ __forceinline__ SoftmaxAccumulator() {
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) largest[i][0] = largest[i][1] = -infinity<float>();
   }
@@ -43,7 +43,8 @@ struct PrefillWork {
   }
 
   // factor: what logits are multiplied by before exp2. raised: whether the maximum of any of the warp's rows has grown
-  // by more than the slack (with kShrinks: always); only then shrink is set, the factors that rescale the outputs.
+  // by more than the slack (with kAlwaysRescales: always); only then shrink is set, the factors that rescale the
+  // outputs.
   struct Look {
     float factor, shrink[kTiles][2];
     bool raised;
@@ -90,7 +91,7 @@ struct PrefillWork {
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
                                         bool whole, const float* scales) {
     const Look look = look_at<kFull>(p, rows, row_keys, pos, whole, fetch_masks(p, rows, pos));
-    shrink_outputs(look);
+    rescale_outputs(look);
     make_exponentials(look);
     round_weights(scales);
   }
@@ -229,7 +230,7 @@ struct PrefillWork {
     }
     // Most tiles do not raise the maximum, so the branch is worth while. A slack makes it rarer still; but then the
     // largest weight of a row need not be 1, which 16 bits represent exactly, and is rounded like the others.
-    look.raised = kShrinks || __any_sync(0xffffffffu, look.raised);
+    look.raised = kAlwaysRescales || __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
@@ -245,7 +246,7 @@ struct PrefillWork {
     }
   }
 
-  __device__ __forceinline__ void shrink_outputs(const Look& look) {
+  __device__ __forceinline__ void rescale_outputs(const Look& look) {
     if (!look.raised) return;
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -283,13 +284,13 @@ struct PrefillWork {
   // Makes weights relative to the running maximum of earlier tiles, without waiting for the maximum of this tile, which
   // is found meanwhile. If it exceeds the former by more than the slack, which is rare, weights are made again. The
   // branch contains all of that work: with 64 columns this is 3 % faster than a branch with only its expensive part.
-  __device__ __forceinline__ void weigh_ahead(Look& look) {
+  __device__ __forceinline__ void weigh_with_stale_max(Look& look) {
     float found[kTiles][2], sums_of_tile[kTiles][2];
     make_weights(look, found, sums_of_tile);
     const bool larger = found[0][0] - largest[0][0] > kSlack || found[0][1] - largest[0][1] > kSlack;
     if (__any_sync(0xffffffffu, larger)) {
       raise_to(look, found);
-      shrink_outputs(look);
+      rescale_outputs(look);
       make_weights(look, found, sums_of_tile);
     }
     KERNELS_UNROLL
@@ -299,7 +300,7 @@ struct PrefillWork {
   // longer (H200).
   __device__ __forceinline__ void make_weights(const Look& look, float (&found)[kTiles][2],
                                                float (&sums_of_tile)[kTiles][2]) {
-    static_assert(kTiles == 1 && !kShrinks && !Value::scaled, "16 rows, a slack, and values without scales");
+    static_assert(kTiles == 1 && !kAlwaysRescales && !Value::scaled, "16 rows, a slack, and values without scales");
     float most[2][2], (&sum)[2] = sums_of_tile[0];
     const float from[2] = {reference(0, 0) - kRaise, reference(0, 1) - kRaise};
     KERNELS_UNROLL
@@ -375,8 +376,8 @@ struct PrefillWork {
   // Called by all lanes that hold some of row r; one of them writes.
   static __device__ __forceinline__ float finish_state(const P& p, const PrefillRows& rows, int r,
                                                        SoftmaxState<float> state, bool writes) {
-    if (leaves_part<P>(rows)) {
-      if (writes && r < rows.count && rows.part == 0) leave_state(p, rows, r, state.logsumexp());
+    if (is_split<P>(rows)) {
+      if (writes && r < rows.count && rows.part == 0) store_partial_state(p, rows, r, state.logsumexp());
       return state.inverse() * kLower;
     }
     float inverse = kLower;

@@ -45,7 +45,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
                 kRun = 8 * kChunk;
   const int left = dim - Layout::chunk() * kChunk;
   const auto row_of = [&](int i) { return Layout::row() + i * Layout::kRowsPerPass; };
-  if constexpr (lies_as<Q, T>) {
+  if constexpr (is_stored_as<Q, T>) {
     if (p.wide_queries) {
 #pragma unroll 4
       for (int i = 0; i < kEach; ++i) {
@@ -66,14 +66,18 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   for (int some = 0; some < kEach; some += kBatch) {
 #pragma unroll 1
     for (int run = 0; run < Layout::kRuns; ++run) {
-      bring_rows<T, kChunk, kBatch, 1, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
-        const int row = row_of(some + i);
-        unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
-        const auto place = rows.place(first + row);
-        if (first + row < rows.count && run * kRun < left)
-          there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk, to);
-        else missing(to);
-      }, p.wide_queries);
+      bring_rows<T, kChunk, kBatch, 1, !is_stored_as<Q, T>, Q>(
+          [&](int i, const auto& there, const auto& missing) {
+            const int row = row_of(some + i);
+            unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
+            const auto place = rows.place(first + row);
+            if (first + row < rows.count && run * kRun < left)
+              there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk,
+                    to);
+            else
+              missing(to);
+          },
+          p.wide_queries);
     }
   }
 }
@@ -99,7 +103,7 @@ class KvTiles {
   using Layout = TileLayout<kCols * int(sizeof(T)) / 2, kThreads, kApart ? kKeys : 0>;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr int kBytes = kKeys * kCols * int(sizeof(T)), kEach = kKeys / Layout::kRowsPerPass;
-  static constexpr bool copied = lies_as<typename Run::Codes, T>,
+  static constexpr bool copied = is_stored_as<typename Run::Codes, T>,
                         decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
   // Rows of a tile that a warp copies, and how many of their addresses each lane of half a warp looks up.
@@ -267,7 +271,7 @@ class KvTiles {
 // which a lane makes one column each. stmatrix writes 16 bytes of 8 of these columns, four even and four odd ones, as
 // these do not share banks.
 template <int kKeys>
-__device__ __forceinline__ void turn_tile(uint32_t to, uint32_t from, int cols) {
+__device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int cols) {
   static_assert(kKeys % 32 == 0 && kKeys <= 128, "keys of an ldmatrix, and of a row");
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2;
   const int row = lane % 8, column = row * 2 + (row / 4 ^ lane / 8 % 2);

@@ -133,7 +133,7 @@ const char* kv_misfit(bool wide_keys, bool wide_values) {
 
 // Whether a source is no more than values of T in memory, which may be copied.
 template <class Source, class T>
-constexpr bool lies_as = std::is_same<typename Traits<Source>::Copied, T>::value;
+constexpr bool is_stored_as = std::is_same<typename Traits<Source>::Copied, T>::value;
 
 // Whether the `dim` columns of each head are contiguous. They are, unless the source has heads of another size.
 template <class Q>
@@ -237,7 +237,7 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       return;
     }
   }
-  if constexpr (lies_as<Source, T> && Traits<Source>::rows_in_runs) {
+  if constexpr (is_stored_as<Source, T> && Traits<Source>::rows_in_runs) {
 #pragma unroll 1
     for (int first = 0; first < kRows; first += kSome) {
       const void* from[kSome];

@@ -308,7 +308,7 @@ class ProductEngine {
         if (!copies_codes()) return false;
         const int least =
             visit_few<P>(p_.m, [&](auto body) { return body.shared_bytes(1, 1, 2, p_.m, group_log2()); });
-        return least <= ex_.device().shared_per_block - tuning::kSharedBesides;
+        return least <= ex_.device().shared_per_block - tuning::kSharedOverheadBytes;
       } else {
         return pack_w_ >= 8;
       }
@@ -417,7 +417,7 @@ class ProductEngine {
     // Rows for each block such that all multiprocessors are busy: one block each, if those can hold all rows. Then
     // pairs of blocks can share K.
     const bool can_be_alone = (outputs + Few::kRows - 1) / Few::kRows * token_tiles <= sms;
-    const int most = ex_.device().shared_per_block - tuning::kSharedBesides, fewest = Few::coded ? 2 : 3;
+    const int most = ex_.device().shared_per_block - tuning::kSharedOverheadBytes, fewest = Few::coded ? 2 : 3;
     const auto bytes = [&](int splits, int groups, int stages) {
       return Few::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
     };
@@ -426,7 +426,7 @@ class ProductEngine {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
-        const double each_block = double(rows + (each > 1 && codes ? tuning::kCodeRowsBesides : 0)) / splits;
+        const double each_block = double(rows + (each > 1 && codes ? tuning::kBlockOverheadRows : 0)) / splits;
         const double busiest = double(each * sms) * each_block * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
         const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(tokens) / rows);
         if (cost >= best) continue;
@@ -439,7 +439,7 @@ class ProductEngine {
     const int per_sm = alone ? 1 : 2;
     const auto fit = [&](int groups, int stages) {
       const int wanted = bytes(how.cluster, groups, stages);
-      return wanted <= most && per_sm * (wanted + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
+      return wanted <= most && per_sm * (wanted + tuning::kSharedOverheadBytes) <= ex_.device().shared_per_sm;
     };
     int groups = 1, stages = fewest;
     if (Few::coded) {
@@ -579,8 +579,8 @@ class ProductEngine {
       blocks_at_a_time[cluster] = in_clusters_at_a_time<Body>(cluster);
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
-      const GemmRing ring =
-          Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
+      const GemmRing ring = Body::ring(tokens, image, ex_.device().capability,
+                                       ex_.device().shared_per_block - tuning::kSharedOverheadBytes);
       if (ring.bytes == 0) continue;
       for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster) {
         const int64_t room = blocks_at_a_time[cluster];
@@ -616,7 +616,7 @@ class ProductEngine {
     if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value)
       return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
     else if constexpr (!Body::boxed)
-      return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
+      return waves * (steps / cluster + tuning::kBlockOverheadSteps) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes =
         128. / Body::kStep * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const int64_t filled = tiles_with_tokens<Body>(tokens);

@@ -43,7 +43,7 @@ struct FewBody {
   static constexpr int max_threads = kMostGroups * kThreads,
                        registers = !Inputs::copied ? 255 : !coded ? 168 : kTiles < 4 ? 128 : 168;
   static constexpr bool kInputsWait = kInputs * sizeof(typename Inputs::Waiting) <= 512;
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_for_predecessor_itself = true;
 
   struct Params {
     P problem;

@@ -493,7 +493,7 @@ struct GemmBody {
   static constexpr int kTokens[2] = {64, 128};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr int kTilesAtOnce = 1;
-  static constexpr bool waits_by_itself = true, boxed = false;
+  static constexpr bool waits_for_predecessor_itself = true, boxed = false;
 
   using Params = GemmParams<P>;
 

@@ -55,7 +55,7 @@ struct BoxedGemmBody {
                        kTilesAtOnce = kPingPong ? 2 : 1, kConsumers = 128 * kGroups * kTilesAtOnce;
   static_assert(!kPingPong || kRows == 128, "tiles of one warpgroup");
   static constexpr int kTokens[5] = {64, 96, 128, 160, 192};
-  static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
+  static constexpr bool waits_for_predecessor_itself = true, boxed = true, weights_copied = true;
   static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
                         possible = WeightMaps<P, T, kRows_>::possible && (has_input_boxes || !in_eight);
   // Producers that load inputs are whole warpgroups that take turns: functors take their time, and so do loads.
@@ -124,7 +124,7 @@ struct BoxedGemmBody {
       const bool produces = threadIdx.x >= kConsumers;
       if constexpr (has_input_boxes) {
         if (produces) {
-          if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
+          if constexpr (trades_registers) arch::release_registers<kProducerRegisters>();
           if constexpr (Factors::possible)
             if (has_factors && threadIdx.x >= kConsumers + 32)
               return bring_factors(params, tile, ring, factors, first, end);
@@ -147,12 +147,12 @@ struct BoxedGemmBody {
         find_states<pack_within<X, 8>>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k,
                                        tile.output == 0 && rank == 0);
         if (produces) {
-          if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
+          if constexpr (trades_registers) arch::release_registers<kProducerRegisters>();
           bring_operands(params, tile, ring, stages, states.items, first, begun, end);
           return;
         }
       }
-      if constexpr (trades_registers) arch::more_registers<kConsumerRegisters>();
+      if constexpr (trades_registers) arch::claim_registers<kConsumerRegisters>();
       bring_scales(p, tile, factors);
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
@@ -441,7 +441,7 @@ struct BoxedGemmBody {
       return count;
     };
     if (threadIdx.x >= kConsumers) {
-      arch::fewer_registers<kProducerRegisters>();
+      arch::release_registers<kProducerRegisters>();
       if (threadIdx.x >= kConsumers + 32) return;
       const uint32_t to = opaque(arch::shared_address(stages));
       // The whole warp enumerates tiles, and the same thread of it issues all copies.
@@ -452,7 +452,7 @@ struct BoxedGemmBody {
       return;
     }
     arch::grid_dependency_pass();
-    arch::more_registers<kConsumerRegisters>();
+    arch::claim_registers<kConsumerRegisters>();
     const int group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);  // uniform
     const auto wait_for_turn = [&] { arch::named_barrier_sync(kBarrier + group, kConsumers); };
     const auto pass_turn = [&] { arch::named_barrier_arrive(kBarrier + 1 - group, kConsumers); };

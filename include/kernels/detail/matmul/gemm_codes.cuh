@@ -111,7 +111,7 @@ struct CodedGemmBody {
   static constexpr int kTokens[3] = {32, 64, 128};
   static constexpr int max_threads = kConsumers + 2 * kProducers, registers = kRows == 128 ? 128 : 168;
   static constexpr int kTilesAtOnce = 1;
-  static constexpr bool waits_by_itself = true, boxed = false, copied = false, weights_copied = true;
+  static constexpr bool waits_for_predecessor_itself = true, boxed = false, copied = false, weights_copied = true;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
   // Few registers remain for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
@@ -251,11 +251,11 @@ struct CodedGemmBody {
   template <int kHeight>
   static __device__ __forceinline__ void run_tile(const Work& work, int next_panel) {
     if (threadIdx.x >= kConsumers) {
-      arch::fewer_registers<kRows == 128 ? 80 : 88>();
+      arch::release_registers<kRows == 128 ? 80 : 88>();
       if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, next_panel, work.end_panel);
       else bring_inputs<kHeight>(work);
     } else {
-      arch::more_registers<kRows == 128 ? 144 : 208>();
+      arch::claim_registers<kRows == 128 ? 144 : 208>();
       const auto run_group = [&](auto by_group) {
         Group<kHeight, decltype(by_group)::value> mine(work);
         mine.run();
@@ -596,13 +596,13 @@ struct CodedGemmBody {
     __device__ __forceinline__ void begin_products(uint32_t (&fragments)[2][2][4], int slice) {
       const int of_stage = (step_ - work_.first()) % kPair;
       const uint64_t inputs =
-          arch::further_tile(x_, (at_.stage * kPair + of_stage) * (step_bytes(kHeight) / 16) + 2 * slice);
+          arch::advance_tile(x_, (at_.stage * kPair + of_stage) * (step_bytes(kHeight) / 16) + 2 * slice);
       arch::pin(fragments[0]), arch::pin(fragments[1]);
       arch::warpgroup_fence();
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) {
-        arch::warpgroup_mma<T, 0>(sums_, fragments[j][0], arch::further_tile(inputs, 2 * j));
-        arch::warpgroup_mma<T, 1>(sums_, fragments[j][1], arch::further_tile(inputs, 2 * j));
+        arch::warpgroup_mma<T, 0>(sums_, fragments[j][0], arch::advance_tile(inputs, 2 * j));
+        arch::warpgroup_mma<T, 1>(sums_, fragments[j][1], arch::advance_tile(inputs, 2 * j));
       }
       arch::warpgroup_commit();
     }

@@ -245,7 +245,7 @@ struct GemvBody {
   static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
   static constexpr bool few_warps = Dots::few_warps;
   static constexpr int kSums = M * R, kPieces = Dots::pieces;  // sums for each matrix; pieces of a step
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_for_predecessor_itself = true;
   struct Params {
     P problem;
     bool weights_ready;  // weights may be read before the kernel ahead has ended

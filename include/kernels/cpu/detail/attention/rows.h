@@ -84,8 +84,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     o_ = take(padded_ * sizes_.o);
     logits_ = take(padded_ * sizes_.keys);
     weights_ = take(padded_ * weights_stride_);
-    turned_keys_ = take(sizes_.turned_keys);
-    turned_values_ = take(sizes_.turned_values);
+    transposed_keys_ = take(sizes_.transposed_keys);
+    transposed_values_ = take(sizes_.transposed_values);
     rows_ = take(sizes_.rows);
   }
 
@@ -456,12 +456,12 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const auto v = values_.of(0);
     in_vectors(keys_.of(0), 0, keys, dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; key += N)
-        turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
+        transpose_keys(rows + (key - first), transposed_keys_ + key / T::cols * depth * T::cols + key % T::cols);
     });
     const int steps = (keys + T::cols - 1) / T::cols * (padded_ / T::rows);
     int step = 0;
     for (int key = 0; key < keys; key += T::cols) {
-      const float* const panel = turned_keys_ + key * depth;
+      const float* const panel = transposed_keys_ + key * depth;
       for (int r = 0; r < count_; r += T::rows) {
         prefetch(v, keys, v_dim_, step++, steps);
         if (!any_sees(r, begin + key, T::cols)) continue;
@@ -475,7 +475,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   }
   // Transposes N keys: side by side for each column.
   template <class Codes>
-  void turn_keys(const RowAt<Codes>* rows, float* to) const {
+  void transpose_keys(const RowAt<Codes>* rows, float* to) const {
     int64_t col = 0;
     for (; col + N <= dim_; col += N) turn<N>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
     if (col < dim_) turn<kTail>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
@@ -495,7 +495,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       for (int key = first; key < first + count; ++key) {
         const auto& row = rows[key - first];
         const auto at = [&](int64_t col) {
-          return turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols;
+          return transposed_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols;
         };
         int64_t col = 0;
         for (; col + N <= v_dim_; col += N) put_vector<float>(at(col), vector_of<N>(row, col));
@@ -510,8 +510,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         if (more > 0) prefetch(next, more, dim_, step, steps);
         ++step;
         if (!any_sees(r, begin, keys)) continue;
-        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys,
-                               keys, false, at_column(r, int(col)), [](int) {});
+        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_,
+                               transposed_values_ + col * keys, keys, false, at_column(r, int(col)), [](int) {});
       }
     }
   }
@@ -540,7 +540,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   int64_t group_, dim_, v_dim_;
   int weights_stride_;
   int64_t q_len_ = 0, kv_len_ = 0;
-  float *q_, *o_, *logits_, *weights_, *turned_keys_, *turned_values_, *rows_;
+  float *q_, *o_, *logits_, *weights_, *transposed_keys_, *transposed_values_, *rows_;
   SoftmaxState<float> states_[kMostRows];
   KeyRange ranges_[kMostRows];
   GatheredRuns<KeyRun> keys_;

@@ -35,7 +35,7 @@ constexpr int kDecoded = 16;
 // Sizes in floats: `each` for a row, `shared` for all rows together.
 struct AttentionSizes {
   using T = Tiles<float>;
-  int64_t keys, q, o, turned_keys = 0, turned_values = 0, rows, each, shared;
+  int64_t keys, q, o, transposed_keys = 0, transposed_values = 0, rows, each, shared;
   AttentionSizes(const AttentionShape& shape, int64_t count) {
     const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
     const bool few = count <= kFewRows;
@@ -45,10 +45,10 @@ struct AttentionSizes {
                                         : kManyRowsKeys / 4;
     q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
     o = panels;
-    if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
+    if (!few) transposed_keys = keys * padded(dim), transposed_values = keys * panels;
     rows = greater(kLanes<float>, kDecoded) * padded(greater(dim, v_dim));
     each = q + o + keys + (few ? kFewRowsKeys : T::depth);
-    shared = turned_keys + turned_values + rows;
+    shared = transposed_keys + transposed_values + rows;
   }
   static int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
 };

@@ -228,7 +228,7 @@ class Gemm {
             const int width = int(lesser<int64_t>(T::cols, n_end - col));
             const bool last = col + T::cols >= cols_end;
             each_matrix(w_, [&](const auto& source, int matrix) {
-              turn_weights(source, weights_ + col, width, k, stretch, weights);
+              transpose_weights(source, weights_ + col, width, k, stretch, weights);
               for (int row = 0; row < height; row += T::rows, tile += T::size) {
                 const int few = lesser(T::rows, height - row);
                 Number* const x = inputs + row * T::depth;
@@ -273,7 +273,7 @@ class Gemm {
 
   // Copies a panel: the weights of `width` results, side by side for each step.
   template <class Source>
-  void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, Number* to) const {
+  void transpose_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, Number* to) const {
     for (int left = 0; left < T::cols; left += T::lanes) {
       Number* const panel = to + left * T::together;
       int done = 0;
