@@ -185,8 +185,8 @@ TEST_CASE("decode: several queries on short sequences") {
       if (t.leaves_out()) continue;
       AttentionCase c{
           {heads.most_queries, 1, 0, heads.most_queries - 1}, {most, 1, most / 2, most - 3}, heads.all, heads.kv, 64};
-      c.most_keys = most;
-      const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+      c.ragged_q = true, c.most_keys = most;
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
       const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
           value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
       with_view(where, key, value, [&](const auto& kv) {
