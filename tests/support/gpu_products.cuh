@@ -102,9 +102,9 @@ struct TileSize {
   bool is_there(const Run& run) const { return run(k::Exec(Stream()), in({Path::gemm})).ok(); }
 };
 const TileSize kAnyTile{0, 0};
-const TileSize kTileSizes[] = {{64, 64},  {96, 64},   {128, 64},  {160, 64},     {64, 128},
-                               {96, 128}, {128, 128}, {160, 128}, {192, 128},    {64, 256},
-                               {96, 256}, {128, 256}, {160, 256}, {128, 128, 2}, {192, 128, 2}};
+const TileSize kTileSizes[] = {{64, 64},   {96, 64},   {128, 64},     {160, 64},    {64, 128}, {96, 128},
+                               {128, 128}, {160, 128}, {192, 128},    {64, 256},    {96, 256}, {128, 256},
+                               {160, 256}, {192, 256}, {128, 128, 2}, {192, 128, 2}};
 
 // A row of these.
 template <class T>

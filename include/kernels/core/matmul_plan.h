@@ -31,8 +31,8 @@ struct MatmulPolicy {
   // The tile of the gemm path, in tokens x rows of weights (with a gate, half as many outputs). 0: chosen by the
   // library.
   // - Inputs and weights of the same 16-bit type in memory: 64 or 128 x 128, or 128 x 256.
-  // - If TMA copies the weights (code for sm_90a), also 96, 160 and 192 x 128, 160 x 256, and without a gate 64 and 96
-  //   x 64. 192 needs inputs that TMA copies as well; 160 does not combine with functors that read much
+  // - If TMA copies the weights (code for sm_90a), also 96, 160 and 192 x 128, 160 and 192 x 256, and without a gate 64
+  //   and 96 x 64. 192 needs inputs that TMA copies as well; 160 does not combine with functors that read much
   //   (docs/matmul.md).
   // - Weights of 8 and 4 bits that code for sm_90a decodes on the way: 32 or 64 x 128, or 128 x 256.
   int tile_tokens = 0, tile_rows = 0;

@@ -81,13 +81,18 @@ struct BoxedGemmBody {
     if (in_eight && tokens > 128) return false;  // registers would not suffice
     if (kPingPong) return has_input_boxes && (tokens == 128 || tokens == 192);
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
-    if (kRows == 256) return tokens >= 128 && tokens <= 160 && (has_input_boxes || ByThreads<128>::copied);
+    if (kRows == 256) return tokens >= 128 && (has_input_boxes || (tokens <= 160 && ByThreads<128>::copied));
     return tokens < 160 || has_input_boxes || (tokens == 160 && ByThreads<160>::ahead);
   }
   static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
   static constexpr GemmRing ring(int tokens, int, int, int room) {
-    const int all = stages_for(tokens) * gemm_stage_bytes(tokens, kRows) + kSlabBytes + kGemmAligned;
+    const int all = bytes_for(tokens) + kSlabBytes + kGemmAligned;
     return {all <= room ? all : 0, false};
+  }
+  // The stages, whose place the sums of all of a block's warps take (not with ping-pong).
+  static constexpr int bytes_for(int tokens) {
+    const int stages = stages_for(tokens) * gemm_stage_bytes(tokens, kRows), sums = kPingPong ? 0 : tokens * kRows * 4;
+    return stages > sums ? stages : sums;
   }
   static KERNELS_HD constexpr int stages_for(int tokens) {
     return gemm_stages(90, gemm_stage_bytes(tokens, kRows), false, kSlabBytes);
@@ -630,8 +635,7 @@ struct BoxedGemmBody {
   template <int kHeight>
   static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, const float* factors,
                                                  Sums<kHeight>& sums, unsigned char* stages) {
-    static_assert(kHeight * kRows * 4 <= gemm_stages(90, kHeight, kRows, false) * gemm_stage_bytes(kHeight, kRows),
-                  "what is handed over takes the place of the stages");
+    static_assert(bytes_for(kHeight) <= 216 << 10, "as much as stages may take");
     arch::named_barrier_sync(kBarrier, kConsumers);  // slabs replace the stages; scales are visible
     if constexpr (in_eight) scale_rows<kHeight>(p, tile, factors, sums);
     constexpr int kSlabs = by_rows ? kRows / Slabs::kRows : kHeight / Slabs::kTokens,
