@@ -148,6 +148,9 @@ constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 // for blocks of different rows (0 to 15 % longer); tiles of 32 and 128 tokens x 64 rows (the latter up to 4 % faster,
 // and 23 % slower for 1024 x 1024 x 4096); bands of 2 to 32 tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not report it
+constexpr double us_of_reading(double weight_bytes, int memory_gbs) {
+  return weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
+}
 enum class InputsBy { tma_unit, copies_of_threads, functors };
 constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, InputsBy by, double longer,
                                bool narrow, int tokens, int rows, double weight_bytes, double copied_bytes,
@@ -158,7 +161,7 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
                         : by == InputsBy::copies_of_threads && rows < 256 ? products + 0.06
                                                                           : 0,
                working = waves * steps * (products > inputs ? products : inputs),
-               reading = (few_blocks ? 1.12 : 1) * weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
+               reading = (few_blocks ? 1.12 : 1) * us_of_reading(weight_bytes, memory_gbs),
                copying = copied_bytes / (sharers > 1 ? 12e6
                                          : waves > 1 ? 14e6
                                                      : 19e6),
@@ -176,13 +179,15 @@ constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few
 // and 94. Tensor cores alone, on data in shared memory, reach 850 TFLOP/s without pauses, and 650 with all copies.
 // Rejected: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377), two groups that
 // share a tile of 192 x 256 (671, 1,408).
-constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double copied_bytes) {
+constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double weight_bytes,
+                                   double copied_bytes, int memory_gbs) {
   const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),
                handing_over = (narrow ? 5.1 : 2.6) * size;
   // A group cannot start its next tile before it has handed over its sums.
   const double each = products > handing_over ? products : (products + handing_over) / 2, working = waves * each,
-               copying = copied_bytes / (waves > 1 ? 14e6 : 19e6);
-  return (working > copying ? working : copying) + 8;
+               reading = us_of_reading(weight_bytes, memory_gbs), copying = copied_bytes / (waves > 1 ? 14e6 : 19e6),
+               longest = working > reading ? working : reading;
+  return (longest > copying ? longest : copying) + 8;
 }
 
 // Operands of 8 bits. A step has twice as many columns. It takes as long as a 16-bit step if the tensor cores sum all

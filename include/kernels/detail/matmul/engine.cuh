@@ -622,7 +622,8 @@ class ProductEngine {
     const int64_t filled = tiles_with_tokens<Body>(tokens);
     const double copied_bytes = double(filled) * steps * gemm_stage_bytes(tokens, Body::kRows);
     if (Body::kTilesAtOnce > 1)
-      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, copied_bytes);
+      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, weight_bytes, copied_bytes,
+                                       ex_.device().memory_gbs);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
     double longer = 1;

@@ -90,7 +90,7 @@ struct BoxedGemmBody {
     return {all <= room ? all : 0, false};
   }
   // The stages, whose place the sums of all of a block's warps take (not with ping-pong).
-  static constexpr int bytes_for(int tokens) {
+  static KERNELS_HD constexpr int bytes_for(int tokens) {
     const int stages = stages_for(tokens) * gemm_stage_bytes(tokens, kRows), sums = kPingPong ? 0 : tokens * kRows * 4;
     return stages > sums ? stages : sums;
   }
