@@ -93,8 +93,8 @@ else
   if [[ $(uname -m) == x86_64 ]]; then
     instruction_sets+=("-mavx2 -mfma" "-mavx2 -mfma -mf16c" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c")
     # Not every compiler knows the last of these.
-    if "$compiler" -mavx512bf16 -mavx512vnni -E -x c++ /dev/null &> /dev/null; then
-      instruction_sets+=("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma -mf16c")
+    if "$compiler" -mavx512bf16 -mavx512vnni -mavx512vbmi -E -x c++ /dev/null &> /dev/null; then
+      instruction_sets+=("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mavx512vbmi -mfma -mf16c")
     fi
   fi
   # Each pair of standard, instruction set and CUDA headers or none, which half of all the combinations have.

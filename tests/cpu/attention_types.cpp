@@ -24,9 +24,47 @@ void types(const char* what) {
   CHECK_TALLY(t);
 }
 
+// Every code, where several vectors of codes are decoded together.
+template <class T>
+void every_code() {
+  namespace host = k::detail::host;
+  using Codes = k::DirectLoad<T>;
+  using Stretch = host::DecodedStretch<Codes>;
+  if constexpr (Stretch::vectors > 0) {
+    constexpr int N = host::kLanes<float>, count = 256;
+    std::vector<T> codes;
+    for (int i = 0; i < count; ++i) codes.push_back(k::bit_cast<T>(uint8_t(i)));
+    const host::RowAt<Codes> row(Codes(codes.data(), 0), 0);
+    int wrong = 0;
+    for (int begin = 0; begin < count; begin += Stretch::cols) {
+      host::unrolled<Stretch::vectors>([&](auto i) {
+        float values[N];
+        host::put_vector<float>(values, Stretch::template vector<i()>(row, begin));
+        for (int lane = 0; lane < N; ++lane) {
+          const float value = values[lane] * Stretch::worth,
+                      number = k::convert<float>(codes[size_t(begin + Stretch::column(i() * N + lane))]);
+          wrong += !(value == number || (value != value && number != number));
+        }
+      });
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 }  // namespace
 
+TEST_CASE("codes that are decoded together are the numbers that they are alone") {
+  every_code<k::float8_e4m3>();
+  every_code<k::float8_e5m2>();
+}
+#if defined(ATTENTION_TYPES_MUST_LOOK_UP)
+TEST_CASE("float8_e4m3 is looked up in tables of bytes") {
+  STATIC_REQUIRE(k::detail::host::DecodedStretch<k::DirectLoad<k::float8_e4m3>>::worth == 1.f);
+  STATIC_REQUIRE((k::cpu::kNeeds >> 12 & 1u) == 1);
+}
+#endif
 TEST_CASE("half and bfloat16") { types<k::half, k::bfloat16>("half, bfloat16"); }
+TEST_CASE("bfloat16 and half") { types<k::bfloat16, k::half>("bfloat16, half"); }
 TEST_CASE("fp8 with scales") { types<k::float8_e4m3, k::float8_e5m2, float, k::half>("e4m3, e5m2"); }
 TEST_CASE("fp8 keys without scales, float values") { types<k::float8_e4m3, float>("e4m3, float"); }
 TEST_CASE("int8") { types<int8_t, int8_t, float, float>("int8"); }

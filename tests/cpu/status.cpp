@@ -259,14 +259,14 @@ TEST_CASE("machine_has() knows each extension that the code is compiled for") {
   while (std::getline(file, line) && line.rfind("flags", 0) != 0) {}
   if (line.empty()) return test::skip("no flags in /proc/cpuinfo");
   line += ' ';
-  const char* const names[] = {"sse4_1",  "avx",      "avx2",     "fma",      "f16c",       "bmi2",
-                               "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"};
+  const char* const names[] = {"sse4_1",   "avx",      "avx2",     "fma",         "f16c",        "bmi2",      "avx512f",
+                               "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512vbmi"};
   CHECK(k::cpu::machine_has(0).ok());
-  for (unsigned bit = 0; bit < 11; ++bit) {
+  for (unsigned bit = 0; bit < 13; ++bit) {
     INFO(names[bit]);
     const k::Status status = k::cpu::machine_has(1u << bit);
     CHECK(status.ok() == (line.find(std::string(" ") + names[bit] + ' ') != std::string::npos));
-    const std::string name = bit == 0 ? "sse4.1" : bit == 10 ? "avx512bf16" : names[bit];
+    const std::string name = bit == 0 ? "sse4.1" : bit == 10 ? "avx512bf16" : bit == 11 ? "avx512vnni" : names[bit];
     if (!status) CHECK(status.reason() == "compiled for " + name + ", which this CPU does not have");
   }
   unsigned needs = 0;

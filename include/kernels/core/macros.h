@@ -144,6 +144,11 @@
 #else
 #define KERNELS_ISA_VNNI
 #endif
+#if defined(__AVX512VBMI__)
+#define KERNELS_ISA_VBMI _vbmi
+#else
+#define KERNELS_ISA_VBMI
+#endif
 #if defined(__FAST_MATH__)
 #define KERNELS_MATH_NAME _fast
 #elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0
@@ -178,14 +183,14 @@
 #else
 #define KERNELS_THREADS_NAME
 #endif
-#define KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) a##b##c##d##e##f##g##h##i##j##k##l##m##n##o
-#define KERNELS_JOIN15(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) \
-  KERNELS_JOIN15_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
-#define KERNELS_ISA                                                                                            \
-  KERNELS_JOIN15(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,        \
-                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_MATH_NAME,        \
-                 KERNELS_MATH_ASSOCIATIVE, KERNELS_MATH_RECIPROCAL, KERNELS_MATH_ZEROS, KERNELS_MATH_ROUNDING, \
-                 KERNELS_THREADS_NAME)
+#define KERNELS_JOIN16_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) a##b##c##d##e##f##g##h##i##j##k##l##m##n##o##p
+#define KERNELS_JOIN16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+  KERNELS_JOIN16_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+#define KERNELS_ISA                                                                                        \
+  KERNELS_JOIN16(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,    \
+                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_ISA_VBMI,     \
+                 KERNELS_MATH_NAME, KERNELS_MATH_ASSOCIATIVE, KERNELS_MATH_RECIPROCAL, KERNELS_MATH_ZEROS, \
+                 KERNELS_MATH_ROUNDING, KERNELS_THREADS_NAME)
 
 // -ffast-math lets a compiler reorder sums. In clang, KERNELS_SUMS_IN_ORDER at the beginning of a function forbids it;
 // for other compilers KERNELS_REORDERS_SUMS says whether they may reorder. Old versions of GCC only tell that some such

@@ -57,6 +57,9 @@ constexpr unsigned kNeeds = 0
 #if defined(__AVX512VNNI__)
     | 1u << 11
 #endif
+#if defined(__AVX512VBMI__)
+    | 1u << 12
+#endif
     ;
 
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -96,6 +99,7 @@ inline Status machine_has(unsigned needs) {
   KERNELS_NEEDS(9, "avx512vl", __builtin_cpu_supports("avx512vl"));
   KERNELS_NEEDS(10, "avx512bf16", __builtin_cpu_supports("avx512f") && has_avx512bf16());
   KERNELS_NEEDS(11, "avx512vnni", __builtin_cpu_supports("avx512vnni"));
+  KERNELS_NEEDS(12, "avx512vbmi", __builtin_cpu_supports("avx512vbmi"));
 #undef KERNELS_NEEDS
 #else
   (void)needs;

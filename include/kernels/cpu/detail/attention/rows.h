@@ -92,8 +92,6 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   void run() {
     q_len_ = c_.shape.queries(part_.b);
     kv_len_ = c_.kv.length(part_.b);
-    read_queries();
-    fill(o_, padded_ * sizes_.o, 0.f);
     int64_t begin = part_.end, end = part_.begin;
     for (int r = 0; r < count_; ++r) {
       const int64_t query = query_of(r);
@@ -104,6 +102,13 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       end = greater(end, ranges_[r].end);
     }
     int keys = gather_keys(begin, end);
+    // While queries are read. All others are prefetched by those before them.
+    if (few_) {
+      const Ahead first = keys_.ahead(0, heads_ * lesser(kBlockKeys, keys), dim_, dim_);
+      for (int i = 0; i < first.count; ++i) first(i);
+    }
+    read_queries();
+    fill(o_, padded_ * sizes_.o, 0.f);
     gather_values(begin, keys);
     for (; keys > 0; begin += sizes_.keys) {
       if (few_) few_logits(keys);
@@ -318,18 +323,13 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   template <class Runs, class Next, class F>
   void in_blocks(const Runs& runs, int64_t cols, int keys, const Next& next, int64_t next_cols, int more,
                  const F& f) const {
-    const int steps = (keys + kBlockKeys - 1) / kBlockKeys * heads_;
-    int step = 0;
     const Ahead last = next.ahead(0, heads_ * lesser(kBlockKeys, more), next_cols, cols);
     for (int first = 0; first < keys; first += kBlockKeys) {
       const int behind = first + kBlockKeys, count = lesser(kBlockKeys, keys - first);
       Ahead ahead = last;
       if (behind < keys)
         ahead = runs.ahead(heads_ * behind, heads_ * lesser(behind + kBlockKeys, keys), cols, cols);
-      for (int head = 0; head < heads_; ++head) {
-        next.look_up_pages(step++, steps);
-        f(head, first, count, ahead.from(head * count));
-      }
+      for (int head = 0; head < heads_; ++head) f(head, first, count, ahead.from(head * count));
     }
   }
 

@@ -28,7 +28,7 @@ struct Ahead {
   int each = 0;            // bytes to prefetch for each processed column, in units of 2^-16
 
   KERNELS_INLINE void operator()(int i) const {
-    if (i < count) prefetch_lines<1>(rows[i] + begin, rows[i] + end);
+    if (i < count) prefetch_lines(rows[i] + begin, rows[i] + end);
   }
   Ahead from(int first) const { return {rows + first, count - first, begin, end, each}; }
   // The part of each row that the processing of columns [first, last) prefetches.
@@ -71,7 +71,6 @@ class GatheredRuns {
   template <class At>
   void gather(int64_t begin, int count, const At& at) {
     constexpr int N = kLanes<float>;
-    page_count_ = 0;
     for (int i = 0; i < count;) {
       const auto run_of = at(begin + i);
       int next = count;
@@ -87,6 +86,7 @@ class GatheredRuns {
       for (int head = 0; head < heads_; ++head)
         new (rows_.at(row * heads_ + head)) Row(*rows_.at((row - 1) * heads_ + head));
     }
+    look_up_pages();
   }
 
   Gathered<Codes> of(int head) const { return Gathered<Codes>(rows_.at(head), heads_); }
@@ -95,13 +95,6 @@ class GatheredRuns {
   Ahead ahead(int first, int last, int64_t cols, int64_t others) const {
     const int bytes = int(cols * Place<Codes>::bits / 8);
     return {places_ + first, kHasPlaces ? last - first : 0, 0, bytes, int((int64_t(bytes) << 16) / others)};
-  }
-
-  // Step `step` of `steps` of loading the TLB with the pages in which rows begin: later prefetches would otherwise wait
-  // for address translation and delay what follows.
-  void look_up_pages(int step, int steps) const {
-    for (int i = page_count_ * step / steps; i < page_count_ * (step + 1) / steps; ++i)
-      prefetch_lines(pages_[i], pages_[i] + 1);
   }
 
  private:
@@ -116,6 +109,13 @@ class GatheredRuns {
       if (!known && page_count_ < kMostTileKeys) pages_[page_count_++] = *place;
     }
     if constexpr (Run::scaled) scales_[head * keys_ + i] = run.scale(row);
+  }
+
+  // Loads the TLB with the pages in which rows begin, several walks at a time: later prefetches would otherwise wait for
+  // address translation, one page after the other, and delay what follows.
+  void look_up_pages() {
+    for (int i = 0; i < page_count_; ++i) prefetch_lines(pages_[i], pages_[i] + 1);
+    page_count_ = 0;
   }
 
   // Pages of 4 KB, the smallest size.

@@ -12,18 +12,17 @@ namespace host {
 // Up to this number of rows, keys and values are multiplied without transposing them.
 constexpr int kFewRows = 8;
 // With few rows, the heads of keys that are processed together: heads are usually adjacent, so memory is read in long
-// runs.
+// runs. EPYC with AVX-512, one thread, halves, 8 key heads of 128, speed relative to a plain read with 8 and with 32
+// query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52.
 constexpr int kHeadsPerItem = 8;
-// Keys of a tile with few rows and with many; fewer with many rows of larger heads. EPYC with AVX-512, one thread,
-// halves, 8 key heads of 128, speed relative to a plain read with 8 and with 32 query heads: one head at a time 0.74
-// and 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
-constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
+// Keys of a tile with few rows and with many; fewer with many rows of larger heads. EPYC with 32 KB of L1, 32 query
+// heads over 8 of 128 columns, speed with 128 keys relative to 64: halves 1.03, e4m3 1.03, int8 1.04, int4 1.03.
+constexpr int kFewRowsKeys = 128, kManyRowsKeys = 128;
 // With few rows, this many keys of a tile are processed for all heads before the next ones, which are meanwhile
-// prefetched into the first-level cache. Same machine, one thread, 32 query heads, speed relative to a head's whole
-// tile at a time with the next tile prefetched into the second-level cache: 1.29; with prefetch into the second level,
-// which drops requests beyond its capacity, 1.24. Relative to blocks of 16, blocks of 8 reached 0.86 to 0.92 and blocks
-// of 32 0.90.
-constexpr int kBlockKeys = 16;
+// prefetched into the L2: the L1 drops what exceeds its capacity, and stalls if many lines are in flight. Same machine,
+// halves, blocks of 16, speed relative to prefetching into the L1: 1.33 with 32 query heads, 1.85 with 8; on a machine
+// with 48 KB of L1 0.96 with 32. Relative to blocks of 32, blocks of 16 reached 0.98 and blocks of 64 0.96.
+constexpr int kBlockKeys = 32;
 constexpr int kMostTileKeys =
     kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys* kHeadsPerItem : kManyRowsKeys;
 // The stack that a thread uses.

@@ -137,9 +137,50 @@ struct SmallFloatStretch {
   }
 };
 template <>
-struct DecodedStretch<DirectLoad<float8_e4m3>> : SmallFloatStretch<float8_e4m3> {};
-template <>
 struct DecodedStretch<DirectLoad<float8_e5m2>> : SmallFloatStretch<float8_e5m2> {};
+#if !defined(__AVX512VBMI__)
+template <>
+struct DecodedStretch<DirectLoad<float8_e4m3>> : SmallFloatStretch<float8_e4m3> {};
+#endif
+#endif
+#if defined(__AVX512VBMI__)
+// What float8_e4m3 without a sign are as bfloat16, or the upper halves of floats: their lower bytes and their higher.
+struct E4m3Bytes {
+  alignas(64) uint8_t low[128], high[128];
+  constexpr E4m3Bytes() : low(), high() {
+    for (int code = 1; code < 128; ++code) {
+      int exponent = code >> 3, fraction = code & 7;
+      if (exponent == 0) {
+        for (exponent = 1; fraction < 8; fraction *= 2) --exponent;
+      }
+      const int bits = code == 127 ? 0x7fc0 : (exponent + 120) << 7 | (fraction & 7) << 4;
+      low[code] = uint8_t(bits & 0xff), high[code] = uint8_t(bits >> 8);
+    }
+  }
+};
+inline constexpr E4m3Bytes kE4m3Bytes;
+// Both bytes are looked up and put side by side, and then the two beside zeros, within 16 bytes each time. On an EPYC
+// with AVX-512, one thread, 32 heads over 8 of 128 columns, decode() takes 0.88 of its time by way of halves.
+template <>
+struct DecodedStretch<DirectLoad<float8_e4m3>> {
+  static constexpr int N = 16, vectors = 4, cols = vectors * N;
+  static constexpr float worth = 1.f;
+  static constexpr int column(int i) { return i % N / 4 * 16 + i / N * 4 + i % 4; }
+  template <int i>
+  static KERNELS_INLINE Register<float> vector(const RowAt<DirectLoad<float8_e4m3>>& at, int64_t col) {
+    const __m512i codes = bit_cast<__m512i>(at.codes().template fetch<cols>(at.row(), col).unpack()),
+                  sign = _mm512_and_si512(codes, _mm512_set1_epi8(-128)), low = looked_up(kE4m3Bytes.low, codes),
+                  high = _mm512_or_si512(looked_up(kE4m3Bytes.high, codes), sign),
+                  pairs = i < 2 ? _mm512_unpacklo_epi8(low, high) : _mm512_unpackhi_epi8(low, high);
+    return (Register<float>)(i % 2 == 0 ? _mm512_unpacklo_epi16(__m512i{}, pairs)
+                                        : _mm512_unpackhi_epi16(__m512i{}, pairs));
+  }
+
+ private:
+  static KERNELS_INLINE __m512i looked_up(const uint8_t* table, const __m512i& codes) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
+  }
+};
 #endif
 // Vector i has code i of adjacent words.
 template <class Format>
