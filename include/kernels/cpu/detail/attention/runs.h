@@ -111,8 +111,8 @@ class GatheredRuns {
     if constexpr (Run::scaled) scales_[head * keys_ + i] = run.scale(row);
   }
 
-  // Loads the TLB with the pages in which rows begin, several walks at a time: later prefetches would otherwise wait for
-  // address translation, one page after the other, and delay what follows.
+  // Loads the TLB with the pages in which rows begin, several walks at a time: later prefetches would otherwise wait
+  // for address translation, one page after the other, and delay what follows.
   void look_up_pages() {
     for (int i = 0; i < page_count_; ++i) prefetch_lines(pages_[i], pages_[i] + 1);
     page_count_ = 0;
