@@ -25,7 +25,9 @@
 //   KvRun key(int64_t b, int64_t head, int64_t pos) const    a run of positions from pos on. Its members:
 //   KvRun value(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
 //                                                              count: the number of positions in the run
-//                                                              float scale(i): the factor of the codes in row i
+//                                                              scales, scale_stride: the factor of row i is
+//                                                              scales[i * scale_stride]; without them 1
+//                                                            KvRun{k::load(p, ld), count}, or with scales and stride
 //   int alignment() const                                    optional: all rows of both begin at multiples of so many
 //                                                            bytes. With 16 they are read in wide accesses, without it
 //                                                            element by element
@@ -54,14 +56,19 @@ struct KvRun {
 
   Codes codes;
   int64_t count;
-  const Scale* scales;
-  int64_t scale_stride;
+  const Scale* scales = nullptr;
+  int64_t scale_stride = 0;
 
   KERNELS_HD float scale(int64_t i) const {
     if constexpr (scaled) return convert<float>(scales[i * scale_stride]);
     else return 1.f;
   }
 };
+
+template <class Codes>
+KvRun(Codes, int64_t) -> KvRun<Codes>;
+template <class Codes, class Scale>
+KvRun(Codes, int64_t, const Scale*, int64_t) -> KvRun<Codes, Scale>;
 
 // A position of a sequence: its block, its place in the block, and how many contiguous positions begin there.
 struct KvSlot {

@@ -74,6 +74,51 @@ TEST_CASE("a view of one's own") {
   CHECK_TALLY(t);
 }
 
+namespace {
+
+// What dense_kv() is of nhd() tensors, for one sequence; values have scales.
+struct ByHand : k::KvView {
+  const k::half* keys;
+  const int8_t* values;
+  const float* scales;
+  int64_t count, heads, dim;
+  int64_t length(int64_t) const { return count; }
+  auto key(int64_t, int64_t head, int64_t pos) const {
+    return k::KvRun{k::load(keys + (pos * heads + head) * dim, heads * dim), count - pos};
+  }
+  auto value(int64_t, int64_t head, int64_t pos) const {
+    return k::KvRun{k::load(values + (pos * heads + head) * dim, heads * dim), count - pos, scales + pos * heads + head,
+                    heads};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a view of one's own over tensors in memory") {
+  const int64_t queries = 3, count = 70, heads = 2, dim = 16, cols = heads * dim;
+  std::vector<k::half> keys(size_t(count * cols));
+  std::vector<int8_t> values(keys.size());
+  std::vector<float> scales(size_t(count * heads)), q(size_t(queries * cols));
+  Random random(1);
+  for (k::half& x : keys) x = make<k::half>(random.normal());
+  for (int8_t& x : values) x = int8_t(random.uniform(-127, 127));
+  for (float& x : scales) x = float(random.uniform(0.1, 1));
+  for (float& x : q) x = float(random.normal());
+  ByHand own;
+  own.keys = keys.data(), own.values = values.data(), own.scales = scales.data();
+  own.count = count, own.heads = heads, own.dim = dim;
+  const float* const by = scales.data();
+  const auto kv = k::dense_kv(k::nhd(keys.data(), count, heads, dim),
+                              k::nhd(values.data(), count, heads, dim).scales(by, 0, heads, 1), count);
+  const auto run = [&](const auto& view) {
+    std::vector<float> o(q.size());
+    CHECK(k::cpu::attention(on_threads(2), k::load(q.data(), cols), view, k::store(o.data(), cols),
+                            {1, queries, heads, heads, dim}, k::causal()));
+    return o;
+  };
+  CHECK(run(own) == run(kv));
+}
+
 // Another view, whose runs end elsewhere for each head.
 template <class Kv>
 struct CutRuns : k::KvView {

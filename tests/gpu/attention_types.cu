@@ -63,15 +63,14 @@ namespace {
 
 // Positions that go around in a ring, the newest first.
 struct Ring : k::KvView {
-  using Codes = k::DirectLoad<k::half>;
   const k::half *keys, *values;
   int64_t capacity, count, dim;
   KERNELS_HD int64_t length(int64_t) const { return count; }
-  KERNELS_HD k::KvRun<Codes> at(const k::half* p, int64_t head, int64_t pos) const {
-    return {Codes(p + ((head * capacity) + (capacity - 1 - pos)) * dim, 0), 1, nullptr, 0};
+  KERNELS_HD auto at(const k::half* p, int64_t head, int64_t pos) const {
+    return k::KvRun{k::load(p + ((head * capacity) + (capacity - 1 - pos)) * dim, 0), 1};
   }
-  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t head, int64_t pos) const { return at(keys, head, pos); }
-  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t head, int64_t pos) const { return at(values, head, pos); }
+  KERNELS_HD auto key(int64_t, int64_t head, int64_t pos) const { return at(keys, head, pos); }
+  KERNELS_HD auto value(int64_t, int64_t head, int64_t pos) const { return at(values, head, pos); }
 };
 
 }  // namespace

@@ -208,8 +208,8 @@ struct Formula : k::KvView {
     return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5;
   }
   KERNELS_HD int64_t length(int64_t) const { return 333; }
-  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
-  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
+  KERNELS_HD auto key(int64_t, int64_t, int64_t pos) const { return k::KvRun{Codes(pos, false), 5}; }
+  KERNELS_HD auto value(int64_t, int64_t, int64_t pos) const { return k::KvRun{Codes(pos, true), 7}; }
 
   // What they are, for oracles.
   static double expected_key(int64_t, int64_t, int64_t pos, int64_t c) { return at(pos, c, false); }

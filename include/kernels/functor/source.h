@@ -137,7 +137,7 @@ struct Traits<DirectLoad<T, float, kCache>> : std::conditional_t<holds_codes<T>,
 namespace detail {
 // Whether the pointer has an element type.
 template <class T>
-constexpr bool has_elements() {
+KERNELS_HD constexpr bool has_elements() {
   static_assert(
       !std::is_void<T>::value,
       "load, row, per_row: a pointer to void: cast it to the type of its elements, static_cast<const k::half*>(p) for example");
@@ -147,7 +147,7 @@ constexpr bool has_elements() {
 
 // A matrix: value(row, col) = p[row * ld + col].
 template <class T>
-auto load(const T* p, int64_t ld) {
+KERNELS_HD auto load(const T* p, int64_t ld) {
   static_assert(!std::is_same<T, uint16_t>::value,
                 "load: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
   if constexpr (detail::has_elements<T>()) return DirectLoad<T>(p, ld);
