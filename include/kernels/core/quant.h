@@ -213,8 +213,8 @@ Status check_packing(const T* w, int64_t ld, int64_t rows, int64_t cols, int gro
   if (rows < 0) return invalid("rows is negative");
   if (cols < 0) return invalid("cols is negative");
   if (ld < 0) return invalid("ld is negative");
-  if (!is_group_of_codes(group) && !(group > 0 && group >= cols))
-    return invalid("group is no power of two of 8 or more, and less than cols");
+  if (!is_group_of_codes(group) && (group < 1 || group != cols))
+    return invalid("group is neither a power of two, 8 at least, nor all columns");
   none = rows == 0 || cols == 0;
   if (none) return {};
   if (ld > 0 && rows > INT64_MAX / int64_t(sizeof(T)) / ld) return invalid("rows x ld exceeds 64 bits");
