@@ -333,7 +333,12 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(rows, shape.k).of("x").in("matmul"));
   else KERNELS_TRY(check_of(x, rows, shape.k).of("x").in("matmul"));
   KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k).of("w").in("matmul"));
-  KERNELS_TRY(check_of(out, rows, shape.n).of("out").in("matmul"));
+  const Status fits = check_of(out, rows, shape.n);
+  if (is_gated<W>::value && fits.code() == Code::invalid && check_of(out, rows, shape.n / 2))
+    return invalid(
+        "matmul: out: fewer columns than N, which counts the results of a gate: gated(w1, w3) has N rows in each "
+        "matrix");
+  KERNELS_TRY(fits.of("out").in("matmul"));
   if constexpr (wants_pairs<Out>() && !by_token<W>) {
     if (!pairs_agree(w, out, shape.n))
       return invalid(

@@ -567,6 +567,11 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "matmul: w: load: the row stride is negative");
   CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) ==
         "matmul: out: store: the row stride is smaller than a row");
+  CHECK(
+      reason(in, k::gated(weights, weights), k::swiglu() | k::store(y.data(), n / 2), {2, n, cols}) ==
+      "matmul: out: fewer columns than N, which counts the results of a gate: gated(w1, w3) has N rows in each matrix");
+  CHECK(reason(in, k::gated(weights, weights), k::swiglu() | k::store(static_cast<float*>(nullptr), n), {2, n, cols}) ==
+        "matmul: out: store: the pointer is null");
   CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) ==
         "matmul: w: load: rows x row stride exceeds 64 bits");
   CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) ==
