@@ -138,6 +138,11 @@ template <class W>
 struct is_paired : std::false_type {};
 template <class S>
 struct is_paired<Paired<S>> : std::true_type {};
+// Whether rows are in the order of pairs: then parts and heads begin at multiples of 8 rows.
+template <class W>
+constexpr bool in_heads = is_paired<W>::value;
+template <class S, int kParts>
+constexpr bool in_heads<Stacked<S, kParts>> = is_paired<S>::value;
 
 template <class W>
 struct is_shifted : std::false_type {};
@@ -296,8 +301,8 @@ template <class S, int kParts>
 KERNELS_HD int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
   return w.visit(row, [&](const S& part, int64_t begin) { return begin + origin_of(part, row - begin); });
 }
-// Whether a sink that wants pairs gets the columns that it expects. Checked at the first and last columns and wherever
-// different head sizes would show.
+// Whether a sink gets the columns that it expects, in pairs or in their usual order. Checked at the first and last
+// columns and wherever different head sizes would show.
 template <class W, class Out>
 bool pairs_agree(const W& w, const Out& out, int64_t n) {
   const auto agree = [&](int64_t col) {
@@ -339,10 +344,13 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
         "matmul: out: fewer columns than N, which counts the results of a gate: gated(w1, w3) has N rows in each "
         "matrix");
   KERNELS_TRY(fits.of("out").in("matmul"));
-  if constexpr (wants_pairs<Out>() && !by_token<W>) {
+  constexpr bool turns = wants_pairs<Out>(), in_order = !turns && !in_heads<W>;
+  if constexpr (!in_order && !by_token<W>) {
     if (!pairs_agree(w, out, shape.n))
-      return invalid(
-          "matmul: out turns other pairs than w has side by side: rope | sink goes with paired(w, rope) of the same rope");
+      return invalid(turns ? "matmul: out turns other pairs than w has side by side: rope | sink goes with paired(w, "
+                             "rope) of the same rope"
+                           : "matmul: w has pairs side by side, and out does not turn them: paired(w, rope) goes with "
+                             "rope | sink of the same rope");
   }
   const Plane results = plane_of(out, rows, shape.n);
   // With offsets, M may exceed the number of rows.

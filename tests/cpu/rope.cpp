@@ -90,24 +90,20 @@ TEST_CASE("weights in the order of pairs give the same bits") {
   Random random(1);
   std::vector<float> x(size_t(7 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(7 * n)),
       plain(size_t(7 * n));
+  const std::vector<float> frequencies(size_t(rotary / 2));  // by 0 nothing turns
+  const std::vector<int32_t> positions(7);
   std::vector<uint32_t> codes(size_t(n * cols / 8));
   for (float& v : x) v = float(random.normal());
   for (uint32_t& word : codes) word = uint32_t(random.uniform(0, 4294967295.0));
-  const auto map = k::rope(static_cast<const int32_t*>(nullptr), static_cast<const float*>(nullptr), int(dim))
-                       .rotary_dim(int(rotary));
+  const auto map = k::rope(positions.data(), frequencies.data(), int(dim)).rotary_dim(int(rotary));
   const auto w = k::dequant(k::int4(codes.data(), cols), k::group_scales(scales.data(), cols / 32, 32));
   for (const int64_t m : {1, 3, 7}) {
-    const auto run = [&](const auto& weights, float* y) {
-      return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, k::store(y, n), {m, n, cols});
+    const auto run = [&](const auto& weights, const auto& sink) {
+      return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, sink, {m, n, cols});
     };
-    REQUIRE(run(k::paired(w, map), paired.data()));
-    REQUIRE(run(w, plain.data()));
-    int other = 0;
-    for (int64_t i = 0; i < m * n; ++i) {
-      const int64_t at = i % n % dim, row = at < rotary ? i - at + at / 2 + at % 2 * rotary / 2 : i;
-      other += paired[size_t(i)] != plain[size_t(row)];
-    }
-    CHECK(other == 0);
+    REQUIRE(run(k::paired(w, map), map | k::store(paired.data(), n)));
+    REQUIRE(run(w, k::store(plain.data(), n)));
+    CHECK(paired == plain);
   }
 }
 
@@ -187,6 +183,9 @@ TEST_CASE("rope in front of a sink wants weights in its own pairs") {
     CHECK(run(k::paired(w, turn), turn.rotary_dim(16) | to, n).code() == k::Code::invalid);
     CHECK(run(w, turn.interleaved() | to, n));
     CHECK(run(k::paired(w, turn.interleaved()), turn.interleaved() | to, n));
+    CHECK(std::string(run(k::paired(w, turn), to, n).reason()).substr(0, 33) == "matmul: w has pairs side by side,");
+    CHECK(run(k::paired(w, turn.interleaved()), to, n));
+    CHECK(run(k::plain(w), to, n));
   }
   const auto out = k::qkv(turn | to, 64, turn | to, 32, to, 32);
   const auto q = k::paired(w, turn);
@@ -194,6 +193,8 @@ TEST_CASE("rope in front of a sink wants weights in its own pairs") {
   CHECK(run(k::stacked(q, 64, q, 32, q, 32), out, 128).code() == k::Code::invalid);
   CHECK(run(k::stacked(q, 64, k::plain(w), 32, k::plain(w), 32), out, 128).code() == k::Code::invalid);
   CHECK(run(k::stacked(w, 64, w, 32, w, 32), out, 128).code() == k::Code::invalid);
+  CHECK(run(k::stacked(k::plain(w), 64, q, 64), to, 128).code() == k::Code::invalid);
+  CHECK(run(k::stacked(k::plain(w), 64, k::plain(w), 64), to, 128));
 }
 
 TEST_CASE("what rope and append refuse") {

@@ -503,14 +503,14 @@ TEST_CASE("matmul: stacked rows in pairs, in every tile") {
     using Rows = k::Paired<std::decay_t<decltype(a.source())>>;
     const Rows qs(a.source(), pairs.head_dim, pairs.half), ks(b.source(), pairs.head_dim, pairs.half),
         vs(c.source(), 1, 0);
+    const auto w = k::stacked(qs, ns[0], ks, ns[1], vs, ns[2]);
     for (const TileSize& tile : kTileSizes) {
       const int64_t m = tile.tokens + 5;
       const Matrix<k::half> x(1, m, cols, cols, 0, 1);
       Device<float> y(m, n, n);
       const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(tile.on(ex), k::load(static_cast<const k::half*>(x.data()), cols),
-                         k::stacked(qs, ns[0], ks, ns[1], vs, ns[2]), k::store(y.data(), n), {m, n, cols},
-                         tile.in(policy));
+        return k::matmul(tile.on(ex), k::load(static_cast<const k::half*>(x.data()), cols), w, StoreOfPairs(y, w),
+                         {m, n, cols}, tile.in(policy));
       };
       const bool is_there = tile.is_there(run);
       const bool fits_tile = tile.rows == 64 ? tile.tokens <= 96 : tile.rows == 128 || tile.tokens >= 128;

@@ -254,7 +254,7 @@ TEST_CASE("matmul in 8 bits: gates, stacked and paired weights, and sinks of any
       const auto paired = k::Paired<std::decay_t<decltype(w.source())>>(w.source(), 64, 32);
       if (gpu_has_it()) {
         CHECK(in_eight(x.source(), stacked, k::store(both.data(), both.ld()), {s.m, 2 * s.n, s.k}));
-        CHECK(in_eight(x.source(), paired, k::store(y.data(), y.ld()), {s.m, s.n, s.k}));
+        CHECK(in_eight(x.source(), paired, StoreOfPairs(y, paired), {s.m, s.n, s.k}));
       }
       expect(
           (std::string("stacked, ") + what).c_str(), {s.m, 2 * s.n, s.k}, Path::gemm, both,
@@ -266,7 +266,7 @@ TEST_CASE("matmul in 8 bits: gates, stacked and paired weights, and sinks of any
           });
       expect((std::string("paired, ") + what).c_str(), s, Path::gemm, y,
              [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return product_of(ex, x.source(), paired, k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+               return product_of(ex, x.source(), paired, StoreOfPairs(y, paired), {s.m, s.n, s.k}, policy);
              },
              [&](int64_t m, int64_t n) { return product(m, paired.origin(n), s.k, value, w, u, cut); });
     };

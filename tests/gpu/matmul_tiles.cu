@@ -228,7 +228,7 @@ TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") 
       every_way(
           (std::string("paired, ") + what).c_str(), s, y,
           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-            return k::matmul(ex, in, paired, k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+            return k::matmul(ex, in, paired, StoreOfPairs(y, paired), {s.m, s.n, s.k}, policy);
           },
           [&](int64_t m, int64_t n) { return product(m, paired.origin(n), s.k, value, w, u, rounded); });
       const std::vector<Row<>> normal = rmsnorm_rows(s, 1e-6, value);

@@ -106,6 +106,16 @@ const TileSize kTileSizes[] = {{64, 64},   {96, 64},   {128, 64},     {160, 64},
                                {128, 128}, {160, 128}, {192, 128},    {64, 256},    {96, 256}, {128, 256},
                                {160, 256}, {192, 256}, {128, 128, 2}, {192, 128, 2}};
 
+// A store() behind weights in pairs (rope.h) that leaves the results in pairs.
+template <class T, class W>
+struct StoreOfPairs : k::DirectStore<T, T> {
+  W w;
+  StoreOfPairs(Device<T>& to, const W& weights) : k::DirectStore<T, T>(to.data(), to.ld()), w(weights) {}
+  KERNELS_HD k::detail::ColumnPair pair_at(int64_t col) const {
+    return {k::detail::origin_of(w, col), k::detail::origin_of(w, col + 1)};
+  }
+};
+
 // A row of these.
 template <class T>
 Device<T>& filled(Device<T>& to, const std::vector<T>& values) {

@@ -57,12 +57,6 @@ __device__ __forceinline__ auto row_of(const W& w, int64_t row) {
   }
 }
 
-// Whether rows are in the order of pairs: then parts and heads begin at multiples of 8 rows.
-template <class W>
-constexpr bool in_heads = is_paired<W>::value;
-template <class S, int kParts>
-constexpr bool in_heads<Stacked<S, kParts>> = is_paired<S>::value;
-
 // Rows row + r, up to `last`, of one head. What depends on the part and the head is computed once for all of them, as
 // instructions are the limit: every thread does this before it can read a weight (QKV with RoPE, 6144 x 4096: 15.0 us;
 // computed for each row 17.0).
