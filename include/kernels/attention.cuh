@@ -136,6 +136,12 @@ template <int kDim = 0, class Q, class Kv, class Out>
 [[nodiscard]] Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&) {
   return detail::without_score<Q>();
 }
+template <int kDim = 0, class Q, class Kv, class Out, class S, class A, class W,
+          class = std::enable_if_t<std::is_same<A, Attention>::value && std::is_same<W, Workspace>::value>>
+[[nodiscard]] Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const S&, const A&,
+                               const W&) {
+  return detail::options_before_workspace<S>();
+}
 
 // How such a call, without a workspace or with one, would run, and why not faster: core/attention_plan.h.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
@@ -235,6 +241,15 @@ template <int kDim = 0, class Q, class Kv, class Out>
 [[nodiscard]] Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const Workspace& = {},
                             const Attention& = {}) {
   return detail::without_score<Q>();
+}
+// Nothing behind the score, or options.
+template <
+    int kDim = 0, class Q, class Kv, class Out, class S, class... Rest,
+    class = std::enable_if_t<!std::is_same<S, Workspace>::value &&
+                             std::is_same<std::tuple_element_t<0, std::tuple<Rest..., Attention>>, Attention>::value>>
+[[nodiscard]] Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const S&,
+                            const Rest&...) {
+  return detail::without_workspace<S>();
 }
 
 // How such a call would run. If plan.path is plain, plan.why_not says why tensor cores are not used. An empty call gets

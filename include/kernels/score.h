@@ -474,6 +474,24 @@ Status without_score() {
   return not_compiled();
 }
 
+// Reports a call of decode() without a workspace, or with the options in front of it, and below one of attention().
+template <class S>
+Status without_workspace() {
+  constexpr bool score = takes_score<S>();
+  static_assert(
+      !score,
+      "decode: a workspace goes behind the score, and options behind that: decode(ex, q, kv, o, shape, score, "
+      "k::Workspace{p, bytes}, options), of decode_workspace_bytes(ex, shape, options) bytes");
+  return not_compiled();
+}
+template <class S>
+Status options_before_workspace() {
+  static_assert(
+      std::is_void<S>::value,
+      "attention: options go behind the workspace: attention(ex, q, kv, o, shape, score, workspace, options)");
+  return not_compiled();
+}
+
 template <class Kv>
 constexpr bool takes_view() {
   constexpr bool view = std::is_base_of<KvView, Kv>::value;

@@ -81,6 +81,11 @@ TEST_CASE("page tables that are too short, and heads that are too large") {
   CHECK(k::cpu::attention<16>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask()));
   CHECK(is(k::cpu::attention<8>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask()),
            k::Code::invalid, "attention: a head is larger"));
+  CHECK(
+      k::cpu::decode<20>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask(), f.workspace));
+  CHECK(is(
+      k::cpu::decode<15>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask(), f.workspace),
+      k::Code::invalid, "decode: a head is larger"));
   CHECK(k::cpu::decode_workspace_bytes(one, f.shape) == k::cpu::decode_workspace_bytes(f.shape));
 }
 

@@ -73,6 +73,11 @@ template <int kDim = 0, class Q, class Kv, class Out>
 Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&) {
   return ::kernels::detail::without_score<Q>();
 }
+template <int kDim = 0, class Q, class Kv, class Out, class S, class A, class W,
+          class = std::enable_if_t<std::is_same<A, Attention>::value && std::is_same<W, Workspace>::value>>
+Status attention(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const S&, const A&, const W&) {
+  return ::kernels::detail::options_before_workspace<S>();
+}
 
 inline size_t decode_workspace_bytes(const AttentionShape& shape) {
   const auto count = [](int64_t n) { return n > 0 ? size_t(n) : 0; };
@@ -113,6 +118,14 @@ template <int kDim = 0, class Q, class Kv, class Out>
 Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const Workspace& = {},
               const Attention& = {}) {
   return ::kernels::detail::without_score<Q>();
+}
+// Nothing behind the score, or options.
+template <
+    int kDim = 0, class Q, class Kv, class Out, class S, class... Rest,
+    class = std::enable_if_t<!std::is_same<S, Workspace>::value &&
+                             std::is_same<std::tuple_element_t<0, std::tuple<Rest..., Attention>>, Attention>::value>>
+Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const S&, const Rest&...) {
+  return ::kernels::detail::without_workspace<S>();
 }
 
 // Merges attention over several parts of the keys, such as a prefix that the batch shares (cascade). Row p * tokens + t

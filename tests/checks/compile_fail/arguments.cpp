@@ -48,6 +48,11 @@
 // FAILS ATTENTION_NO_SCORE: there must be a score behind the shape
 // FAILS DECODE_NO_SCORE: there must be a score behind the shape
 // FAILS DECODE_WORKSPACE_ALONE: there must be a score behind the shape
+// FAILS DECODE_NO_WORKSPACE: decode: a workspace goes behind the score
+// FAILS DECODE_OPTIONS_ALONE: decode: a workspace goes behind the score
+// FAILS DECODE_OPTIONS_FIRST: decode: a workspace goes behind the score, and options behind that
+// FAILS DECODE_OPTIONS_FOR_A_SCORE: there must be a score here
+// FAILS ATTENTION_OPTIONS_FIRST: attention: options go behind the workspace
 // FAILS ATTENTION_TRUE: there must be a score here
 // FAILS ATTENTION_EMPTY: there must be a score here
 // FAILS ATTENTION_MISSPELLED: declared as KERNELS_HD bool visible(const k::ScoreAt& at) const
@@ -215,6 +220,16 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::decode(cx, in, kv, out, shape);
 #elif defined(DECODE_WORKSPACE_ALONE)
   return k::cpu::decode<64>(cx, in, kv, out, shape, k::Workspace{}, k::Attention{}.scale(1));
+#elif defined(DECODE_NO_WORKSPACE)
+  return k::cpu::decode(cx, in, kv, out, shape, k::causal());
+#elif defined(DECODE_OPTIONS_ALONE)
+  return k::cpu::decode(cx, in, kv, out, shape, k::causal(), k::Attention{}.scale(1));
+#elif defined(DECODE_OPTIONS_FIRST)
+  return k::cpu::decode<64>(cx, in, kv, out, shape, k::causal(), k::Attention{}, k::Workspace{});
+#elif defined(DECODE_OPTIONS_FOR_A_SCORE)
+  return k::cpu::decode(cx, in, kv, out, shape, k::Attention{});
+#elif defined(ATTENTION_OPTIONS_FIRST)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal(), k::Attention{}.scale(1), k::Workspace{});
 #elif defined(ATTENTION_TRUE)
   return k::cpu::attention(cx, in, kv, out, shape, true);
 #elif defined(ATTENTION_EMPTY)
@@ -271,6 +286,9 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::log_probs(cx, k::gated(in, in), 1, n, k::LogProbs{}.of(ids, y));
 #else
   KERNELS_TRY(k::cpu::attention(cx, in, kv, out, shape, k::no_mask() & Own{}));
+  KERNELS_TRY(k::cpu::decode(cx, in, kv, out, shape, k::no_mask(), {}));
+  KERNELS_TRY(k::cpu::decode(cx, in, kv, out, shape, k::no_mask(), {}, {}));
+  KERNELS_TRY(k::cpu::attention(cx, in, kv, out, shape, k::no_mask(), {}, {}));
   KERNELS_TRY(k::cpu::matmul(cx, in, k::gated(in, in), k::swiglu() | out, product));
   return k::cpu::softmax(cx, in, quantize, n, n);
 #endif

@@ -13,6 +13,9 @@
 // FAILS ATTENTION: the score of attention is k::causal()
 // FAILS ATTENTION_NO_SCORE: there must be a score behind the shape
 // FAILS DECODE_NO_SCORE: there must be a score behind the shape
+// FAILS DECODE_NO_WORKSPACE: decode: a workspace goes behind the score
+// FAILS DECODE_OPTIONS_FIRST: decode: a workspace goes behind the score, and options behind that
+// FAILS ATTENTION_OPTIONS_FIRST: attention: options go behind the workspace
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS DECODE: there must be a score here
 // FAILS DECODE_KEYS: there must be a view of keys and values here
@@ -75,6 +78,12 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::attention<64>(ex, in, kv, out, {1, 1, 1, 1, 64});
 #elif defined(DECODE_NO_SCORE)
   return k::decode(ex, in, kv, out, shape, k::Workspace{});
+#elif defined(DECODE_NO_WORKSPACE)
+  return k::decode(ex, in, kv, out, shape, k::causal());
+#elif defined(DECODE_OPTIONS_FIRST)
+  return k::decode(ex, in, kv, out, shape, k::causal(), k::Attention{}, k::Workspace{}, k::DecodeMode::plain);
+#elif defined(ATTENTION_OPTIONS_FIRST)
+  return k::attention<64>(ex, in, kv, out, shape, k::causal(), k::Attention{}.scale(1), k::Workspace{});
 #elif defined(ATTENTION_PIPE)
   return k::attention(ex, in, kv, out, shape, k::causal() | k::soft_cap(30));
 #elif defined(DECODE)
