@@ -283,6 +283,9 @@ struct Score;
 namespace detail {
 template <class F>
 constexpr bool is_score = std::is_base_of<Score, F>::value;
+// A function of values, such as a lambda, that is no functor.
+template <class F>
+constexpr bool is_callable = std::is_invocable<F&, float>::value&& role_of<F>() == Role::none;
 }  // namespace detail
 
 // Anything else on either side of | is a mistake; a static_assert says what was expected.
@@ -292,8 +295,11 @@ template <class A, class B,
           class = void>
 A operator|(const A& a, const B&) {
   using namespace detail;
-  constexpr bool scores = is_score<A> || is_score<B>, call = is_source<A> && is_sink<B>;
-  static_assert(!scores, "operator| does not compose scores, & does: k::causal() & k::soft_cap(30)");
+  constexpr bool scores = is_score<A> || is_score<B>, call = is_source<A> && is_sink<B>,
+                 callable = is_callable<A> || is_callable<B>;
+  static_assert(!scores,
+                "operator| does not compose scores, & does: k::causal() & k::soft_cap(30). The soft cap of values is "
+                "k::scale(1 / cap) | k::tanh() | k::scale(cap)");
   static_assert(
       !call,
       "operator| between a source and a sink: they are two arguments of a call, as in k::softmax(stream, source, sink, rows, cols)");
@@ -301,12 +307,16 @@ A operator|(const A& a, const B&) {
                 "operator| behind a sink: maps stand before it, map | sink; k::both(sink, sink) writes twice");
   static_assert(scores || is_sink<A> || !is_source<B>,
                 "operator| before a source: maps stand behind it, source | map; k::add(source) adds one to another");
-  static_assert(scores || call || is_sink<A> || is_source<B>,
-                "operator| takes source | map, map | map and map | sink: one of these is none of them. A map of your own "
-                "derives from k::Functor and has template <int N> KERNELS_HD auto map(k::Pack<float, N> values, int64_t "
-                "row, int64_t col) const; a source has template <int N> KERNELS_HD k::Pack<float, N> load(int64_t row, "
-                "int64_t col) const; a sink has template <int N> KERNELS_HD void store(k::Pack<float, N> values, int64_t "
-                "row, int64_t col) const");
+  static_assert(scores || call || is_sink<A> || is_source<B> || !callable,
+                "operator| takes a function of values, such as a lambda, as a map that derives from k::Elementwise: "
+                "struct S : k::Elementwise<S> { KERNELS_HD float operator()(float x) const; }");
+  static_assert(
+      scores || call || is_sink<A> || is_source<B> || callable,
+      "operator| takes source | map, map | map and map | sink: one of these is none of them. A map of your own "
+      "derives from k::Functor and has template <int N> KERNELS_HD auto map(k::Pack<float, N> values, int64_t "
+      "row, int64_t col) const; a source has template <int N> KERNELS_HD k::Pack<float, N> load(int64_t row, "
+      "int64_t col) const; a sink has template <int N> KERNELS_HD void store(k::Pack<float, N> values, int64_t "
+      "row, int64_t col) const");
   return a;
 }
 

@@ -61,6 +61,7 @@
 // FAILS ATTENTION_MAP: a map where there must be a score
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS ATTENTION_ROW_MAP_AND: k::causal() & k::soft_cap(30)
+// FAILS SOFT_CAP_OF_VALUES: The soft cap of values is k::scale(1 / cap) | k::tanh() | k::scale(cap)
 // FAILS ATTENTION_POINTER: a pointer where there must be a source
 // FAILS ATTENTION_KEYS: there must be a view of keys and values here
 // FAILS ATTENTION_TENSOR: there must be a view of keys and values here
@@ -246,6 +247,8 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::attention(cx, in, kv, out, shape, k::causal() | k::soft_cap(30));
 #elif defined(ATTENTION_ROW_MAP_AND)
   return k::cpu::attention(cx, in, kv, out, shape, k::causal(4, 4) & k::soft_cap(30));
+#elif defined(SOFT_CAP_OF_VALUES)
+  return k::cpu::softmax(cx, in | k::soft_cap(30), out, n, n);
 #elif defined(ATTENTION_POINTER)
   return k::cpu::attention(cx, p, kv, out, shape, k::causal());
 #elif defined(ATTENTION_KEYS)

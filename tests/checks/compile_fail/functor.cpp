@@ -2,6 +2,9 @@
 // FAILS SINK_INTO_MAP: maps stand before it
 // FAILS MAP_INTO_SOURCE: maps stand behind it
 // FAILS MAP_INTO_NUMBER: one of these is none of them. A map of your own derives from k::Functor
+// FAILS LAMBDA: struct S : k::Elementwise<S> { KERNELS_HD float operator()(float x) const; }
+// FAILS LAMBDA_BEFORE_A_SINK: as a map that derives from k::Elementwise
+// FAILS FUNCTION_OF_VALUES: as a map that derives from k::Elementwise
 // FAILS ADD_A_MAP: expected a source
 // FAILS ADD_A_NUMBER: k::shift(s) adds one
 // FAILS BOTH_WITH_A_SOURCE: both() takes two sinks
@@ -28,6 +31,10 @@
 
 namespace k = kernels;
 
+struct Twice : k::Functor {
+  float operator()(float x) const { return 2 * x; }
+};
+
 void f(const float* x, float* y, int8_t* q, float* scales) {
   const auto in = k::load(x, 8) | k::scale(2);
   const auto out = k::gelu() | k::store(y, 8);
@@ -42,6 +49,12 @@ void f(const float* x, float* y, int8_t* q, float* scales) {
   (void)(k::gelu() | in);
 #elif defined(MAP_INTO_NUMBER)
   (void)(k::gelu() | 2.f);
+#elif defined(LAMBDA)
+  (void)(in | [](float value) { return 2 * value; });
+#elif defined(LAMBDA_BEFORE_A_SINK)
+  (void)([](auto value) { return 2 * value; } | out);
+#elif defined(FUNCTION_OF_VALUES)
+  (void)(in | Twice());
 #elif defined(LOAD_WORDS)
   (void)k::load(reinterpret_cast<const uint16_t*>(x));
 #elif defined(STORE_WORDS)
