@@ -12,14 +12,14 @@ namespace {
 
 void say_speed(const Session& session, const Session::Times& t) {
   const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
-  std::string guessed;
+  std::string per_step;
   if (session.settings.lookup > 0 && t.steps > 0)
-    guessed = ", " + fixed(double(t.decoded - 1) / double(t.steps), 2) + " a step";
+    per_step = ", " + fixed(double(t.decoded - 1) / double(t.steps), 2) + " tokens/step";
   session.settings.say("\nprompt: ", t.prompt_tokens, " tokens, ",
                        fixed(t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, 0),
-                       " tokens/s; text: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s", guessed, ", ",
-                       fixed(decode * double(session.model->weight_bytes()) / 1e9, 1), " GB/s of weights (",
-                       session.device->name(), "; seed ", session.seed, ")");
+                       " tokens/s; output: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s", per_step,
+                       ", weights read at ", fixed(decode * double(session.model->weight_bytes()) / 1e9, 1), " GB/s; ",
+                       session.device->name(), "; seed ", session.seed);
 }
 
 // Prints a line to stdout.
@@ -96,15 +96,15 @@ namespace {
 std::string described(const RopeConfig& rope) {
   std::string out = concat(rope.type, ", theta ", rope.theta);
   if (rope.type != "default") out += concat(", factor ", rope.factor);
-  if (rope.type != "default" && rope.type != "linear") out += concat(", trained for ", int64_t(rope.original));
+  if (rope.type != "default" && rope.type != "linear") out += concat(", original context ", int64_t(rope.original));
   return out;
 }
 
 std::string described(const Config& c, int64_t sliding, int64_t window, int64_t sparse) {
-  const auto some = [&](int64_t n) { return concat(n, " of ", c.layers.size(), " with "); };
-  std::string out = sliding == 0 ? "no windows" : concat(some(sliding), "a window of ", window, " keys");
-  if (sparse > 0) out += concat(", ", some(sparse), c.experts, " experts, ", c.experts_per_token, " for a token");
-  return out + "; the head is " + (c.tied ? "the embedding" : "its own");
+  const auto in = [&](int64_t n) { return concat(" in ", n, " of ", c.layers.size(), " layers"); };
+  std::string out = sliding == 0 ? "full attention" : concat("sliding window of ", window, " tokens", in(sliding));
+  if (sparse > 0) out += concat(", ", c.experts, " experts (", c.experts_per_token, " per token)", in(sparse));
+  return out + ", output head " + (c.tied ? "tied to the embedding" : "not tied");
 }
 
 }  // namespace
@@ -157,19 +157,18 @@ int info(const Settings& settings, int64_t texts) {
     print(out);
     return 0;
   }
-  print(c.architecture, ": ", c.layers.size(), " layers of ", c.hidden, ", ", c.heads, " heads of ", c.head_dim,
-        " over ", c.kv_heads, " of keys and values, ", c.inner, " inside, ", c.vocabulary, " tokens (",
-        session.tokenizer->size(), " in the tokenizer)");
-  const std::string windows = c.ropes.size() > 1 ? "; with a window " + described(c.ropes[1]) : "";
-  print("positions  ", c.positions, ", rope ", c.learned_positions ? "none: learned" : described(c.ropes[0]) + windows,
-        "; a text ends at ", ends.empty() ? "nothing" : listed(ends));
+  print(c.architecture, ": ", c.layers.size(), " layers, hidden size ", c.hidden, ", ", c.heads, " query and ",
+        c.kv_heads, " KV heads of size ", c.head_dim, ", feed-forward size ", c.inner, ", vocabulary ", c.vocabulary,
+        " (tokenizer ", session.tokenizer->size(), ")");
+  const std::string windows = c.ropes.size() > 1 ? "; sliding window: " + described(c.ropes[1]) : "";
+  print("positions  ", c.positions, ", ", c.learned_positions ? "learned" : "RoPE " + described(c.ropes[0]) + windows);
+  print("EOS        ", ends.empty() ? "none" : listed(ends));
   print("layers     ", described(c, sliding, window, sparse));
-  print("chat       ", session.format ? "by the model's template" : shown(session.why_no_format, 300));
+  print("chat       ", session.format ? "the model's template" : shown(session.why_no_format, 300));
   print("device     ", session.device->name());
-  print("memory     ", mb(plan.weights + plan.mapped), " MB of weights",
-        plan.mapped > 0 ? " (where the file is mapped), " : ", ", mb(plan.cache), " MB of keys and values for ",
-        plan.context, " tokens", texts > 1 ? concat(" of each of ", texts, " texts") : "", ", ", mb(plan.activations),
-        " MB of activations; ", mb(session.device->free_bytes()), " MB are free");
+  print("memory     ", mb(plan.weights + plan.mapped), " MB weights", plan.mapped > 0 ? " (memory-mapped), " : ", ",
+        mb(plan.cache), " MB KV cache (", texts > 1 ? concat(texts, " x ") : "", plan.context, " tokens), ",
+        mb(plan.activations), " MB activations; ", mb(session.device->free_bytes()), " MB free");
   return 0;
 }
 
@@ -202,15 +201,14 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
   const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text), true, false);
   const Tokenizer::Ids& begin_ids = session.tokenizer->before();
   const int64_t n = int64_t(ids.size()), context = session.model->context();
-  if (context < 2) throw Error("--context: a window of 1 token scores nothing");
-  if (n < 2) throw Error(file.name, ": there is nothing to score");
+  if (context < (halves ? 3 : 2))
+    throw Error("--context: ", context, " tokens, but perplexity needs at least ", halves ? 3 : 2);
+  if (n < 2) throw Error(file.name, ": too short: ", n, " tokens");
   if (stride == 0) stride = std::max<int64_t>(1, context / 2);
-  if (stride > context) throw Error("--stride: more than the context of ", context, " tokens");
-  if (halves && context < 3) throw Error("--context: the second half of a window of 2 tokens scores nothing");
+  if (stride > context) throw Error("--stride: ", stride, " is larger than the context, ", context, " tokens");
   if (halves) stride = context;
   const std::vector<Window> windows = windows_of(n, context, stride, halves);
-  if (windows.empty())
-    throw Error(file.name, " has ", n, " tokens, fewer than the context of ", context, ", which --halves wants");
+  if (windows.empty()) throw Error(file.name, ": ", n, " tokens, but --halves needs at least one context of ", context);
   catch_interrupts();
   double sum = 0;
   int64_t scored = 0, bytes = 0;
@@ -226,14 +224,14 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
       bytes += int64_t(session.tokenizer->bytes(ids[size_t(next)], true).size());
       scored += 1;
     });
-    if (!std::isfinite(sum)) throw Error("the model computes something that is no number: ", sum);
+    if (!std::isfinite(sum)) throw Error("the logits are not finite: the model has overflowed");
     if (ProgressLine::can_show(settings))
       std::fputs(
           concat("\r", window.end, " of ", n, " tokens, perplexity ", fixed(std::exp(sum / double(scored)), 4)).c_str(),
           stderr);
   }
   if (ProgressLine::can_show(settings)) std::fprintf(stderr, "\r");
-  if (scored == 0) throw Error("interrupted before anything was scored");
+  if (scored == 0) throw Error("interrupted before the first token was scored");
   const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
   const bool bos = begin_ids.size() == 1;
   if (settings.json) {
@@ -250,15 +248,15 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
     out.update(session.about());
     print(out);
   } else {
-    print("perplexity ", fixed(std::exp(nats), 4), " (", fixed(nats, 5), " nats a token, ", fixed(bits, 5),
-          " bits a byte); ", scored, " tokens of ", bytes, " bytes scored",
-          interrupted() ? " before it was interrupted"
+    print("perplexity ", fixed(std::exp(nats), 4), " (", fixed(nats, 5), " nats/token, ", fixed(bits, 5),
+          " bits/byte); scored ", scored, " tokens (", bytes, " bytes)",
+          interrupted() ? " before Ctrl-C"
           : halves      ? " in second halves"
                         : "",
           ", context ", context, ", stride ", stride, ", ",
           !bos     ? "no BOS"
           : halves ? "BOS in each window"
-                   : "BOS once at the beginning",
+                   : "BOS at the beginning",
           "; ", fixed(seconds, 1), " s");
   }
   return interrupted() ? 130 : 0;
@@ -390,14 +388,15 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
   };
   for (const char* name : {"device", "weights", "inputs", "cache", "texts", "weight_bytes"}) {
     if (member(run, name) != now[name])
-      throw Error("--compare: the file is not of the same ", name, ", or not of this command with --json");
+      throw Error("--compare: ", name, " differs: ", member(run, name).dump(), " in the file, ", now[name].dump(),
+                  " now");
   }
   if ((member(run, "draws") == true) != (now["draws"] == true))
-    throw Error("--compare: one of the runs draws tokens, the other one does not");
+    throw Error("--compare: one run samples, the other is greedy");
   std::map<std::string, double> out;
   const auto add = [&](const std::string& name, const Json& of) {
     const Json speed = member(of, "tokens_per_s");
-    if (!speed.is_number() || !(speed.get<double>() > 0)) throw Error("--compare: the file has no ", name);
+    if (!speed.is_number() || !(speed.get<double>() > 0)) throw Error("--compare: the file has no result for ", name);
     out[name] = speed.get<double>();
   };
   const Json first = member(run, "prompt"), decode = member(run, "decode");
@@ -406,7 +405,7 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
   for (const int64_t context : contexts) {
     const auto at =
         std::find_if(decode.begin(), decode.end(), [&](const Json& it) { return member(it, "context") == context; });
-    add("decoding at " + std::to_string(context), at != decode.end() ? *at : Json());
+    add("decode at context " + std::to_string(context), at != decode.end() ? *at : Json());
   }
   return out;
 }
@@ -421,10 +420,10 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   const int64_t most = *std::max_element(contexts.begin(), contexts.end()),
                 needed = std::max(prompt, most + 1) + steps + 16;
   if (settings.context == 0) settings.context = needed;
-  if (settings.context < needed) throw Error("--context: these prompts, contexts and steps take ", needed, " tokens");
+  if (settings.context < needed) throw Error("--context: this benchmark needs at least ", needed, " tokens");
   Session session(settings);
   if (texts > 1 && session.config.lengths_matter())
-    throw Error("--texts: the angles of this model depend on the length of a text, and several are written one by one");
+    throw Error("--texts: no batches of this model, whose RoPE depends on the sequence length");
   session.load(texts);
   Bench measure(session, texts);
   Json out = measure.what();
@@ -436,20 +435,20 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   const auto number = [](const Json& of, const char* name, int digits) {
     return fixed(of[name].get<double>(), digits);
   };
-  say(session.device->name(), "; memory is read at ", number(out, "read_gb_per_s", 1), " GB/s");
+  say(session.device->name(), "; memory bandwidth ", number(out, "read_gb_per_s", 1), " GB/s");
   if (prompt > 0) {
     const Json& it = out["prompt"] = measure.prompt(prompt);
-    say("prompt of ", prompt, ": ", number(it, "tokens_per_s", 1), " tokens/s, ", number(it, "tflops", 2),
-        " TFLOP/s in products");
+    say("prompt of ", prompt, " tokens: ", number(it, "tokens_per_s", 1), " tokens/s, ", number(it, "tflops", 2),
+        " TFLOP/s");
   }
   out["decode"] = Json::array();
   for (const int64_t context : contexts) {
     out["decode"].push_back(measure.decode(context, steps));
     const Json& it = out["decode"].back();
     const double share = it["share_of_reading"].get<double>();
-    say("decoding at ", context, ": ", number(it, "tokens_per_s", 1), " tokens/s (", number(it, "microseconds", 1),
-        " us a step), ", number(it, "gb_per_s", 1), " GB/s, ", fixed(100 * share, 1), " % of what reading reaches",
-        share > 1 ? ", as weights stay in the caches" : "");
+    say("decode at context ", context, ": ", number(it, "tokens_per_s", 1), " tokens/s, ",
+        number(it, "microseconds", 1), " us/step, ", number(it, "gb_per_s", 1), " GB/s, ", fixed(100 * share, 1),
+        " % of memory bandwidth", share > 1 ? " (weights stay in CPU or GPU caches)" : "");
   }
   bool slower = false;
   if (before) {
@@ -457,7 +456,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
       const double ratio = speed / old.at(name);
       slower = slower || ratio < 0.95;
       out["compared"][name] = ratio;
-      say(name, ": ", fixed(ratio, 3), " of the speed before");
+      say(name, ": ", fixed(ratio, 3), "x the earlier speed");
     }
   }
   if (settings.json) print(out);
@@ -466,7 +465,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
 
 // Hides a number in a long text, and asks the model for it at the end.
 int passkey(const Settings& given, int64_t length, double depth) {
-  if (!(depth >= 0 && depth <= 1)) throw Error("--depth is not between 0 and 1");
+  if (!(depth >= 0 && depth <= 1)) throw Error("--depth: ", depth, " is not between 0 and 1");
   Settings settings = given;
   if (settings.most < 0) settings.most = 12;
   Session session(settings);
@@ -484,7 +483,7 @@ int passkey(const Settings& given, int64_t length, double depth) {
                 rest = int64_t(session.tokenizer->encode(begin + needle + question).size()) + settings.most + 4;
   if (length == 0) length = session.model->context();
   const int64_t copies = (length - rest) / std::max<int64_t>(1, one);
-  if (copies < 1) throw Error("--length: no room for a text around the pass key");
+  if (copies < 1) throw Error("--length: ", length, " tokens, but at least ", rest + one, " are needed");
   const int64_t before = int64_t(double(copies) * depth);
   std::string text = begin;
   for (int64_t i = 0; i < copies; ++i) text += (i == before ? needle : std::string()) + filler;
@@ -498,7 +497,7 @@ int passkey(const Settings& given, int64_t length, double depth) {
     out.update(session.about());
     print(out);
   } else {
-    print(found ? "found" : "not found", ": ", digits, " behind ", ids.size(), " tokens, answered:", answer);
+    print(found ? "found" : "not found", ": pass key ", digits, ", prompt ", ids.size(), " tokens, answer:", answer);
   }
   return found ? 0 : 1;
 }

@@ -19,7 +19,7 @@ using llm::Settings;
 
 // Throws if the standard input cannot be read, because it is a directory, for example.
 void check_input() {
-  if (std::ferror(stdin) != 0) throw Error("the standard input cannot be read");
+  if (std::ferror(stdin) != 0) throw Error("cannot read the standard input");
 }
 
 // The contents of a file; "-" is the standard input.
@@ -49,7 +49,7 @@ llm::Prompts prompts_of(const std::string& prompt, const std::string& file) {
   }
   const size_t count = out.texts.size();
   if (count == 0) throw Error(file, ": no prompts");
-  if (int64_t(count) > llm::kMostTexts) throw Error(file, ": more than ", llm::kMostTexts, " prompts, ", count);
+  if (int64_t(count) > llm::kMostTexts) throw Error(file, ": ", count, " prompts, at most ", llm::kMostTexts);
   return out;
 }
 
@@ -59,41 +59,53 @@ CLI::Option* number(CLI::App& command, const char* name, To& to, T least, T most
   const CLI::Range range(least, most);
   const auto check = [range](std::string& text) {  // CLI::Range alone would say that "5x" is not in range
     double x = 0;
-    return CLI::detail::lexical_cast(text, x) ? range(text) : llm::shown(text) + " is no number";
+    return CLI::detail::lexical_cast(text, x) ? range(text) : llm::shown(text) + " is not a number";
   };
   return command.add_option(name, to, what)->check(CLI::Validator(check, range.get_description()));
 }
 
 void add_model(CLI::App& command, Settings& s) {
-  command.add_option("-m,--model", s.directory, "a Hugging Face directory")->required();
-  command.add_option("-d,--device", s.device, "auto, cpu or gpu");
-  number(command, "-t,--threads", s.threads, 0, 1024, "of the CPU; 0: one for each core that it may use");
+  command.add_option("-m,--model", s.directory, "directory of the model, in Hugging Face format")->required();
+  command.add_option("-d,--device", s.device, "auto (the GPU if there is one), cpu or gpu");
+  number(command, "-t,--threads", s.threads, 0, 1024, "CPU threads; 0: one per available core");
   command.add_option("-w,--weights", s.weights,
-                     "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
-                     "head stay at 16 bits or more");
+                     "type of the weights, converted or quantized at load: stored (as in the file, or the nearest "
+                     "supported type), fp32, fp16, bf16, fp8, int8 or int4; embeddings and output head keep 16 bits or "
+                     "more");
   command.add_option("--inputs", s.inputs,
-                     "of products with the weights, where a prompt has many tokens: auto (the type of the "
-                     "activations), or int8 or fp8 with --weights of that type, which is faster on GPUs with sm_90 and "
-                     "a little coarser");
-  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8");
-  number(command, "-c,--context", s.context, 0, 1 << 30, "tokens; 0: as many as the model takes and as fit");
-  number(command, "--page", s.page, 0, 1 << 30, "positions in a page of the cache; 0: one page to a text");
+                     "type of the activations in large matrix products (long prompts, large batches): auto (not "
+                     "quantized), or int8 or fp8 with --weights of the same type: faster on GPUs with sm_90, slightly "
+                     "less accurate");
+  command.add_option("--cache", s.cache,
+                     "type of the KV cache: auto (that of the embedding), fp32, fp16, bf16, fp8 or int8");
+  number(command, "-c,--context", s.context, 0, 1 << 30,
+         "context: maximum tokens of a sequence, prompt included; 0: what the model was trained for, or less if memory "
+         "is short");
+  number(command, "--page", s.page, 0, 1 << 30, "tokens per page of the KV cache; 0: one page per sequence");
   number(command, "--chunk", s.chunk, 0, 1 << 20,
-         "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU");
+         "prompt tokens computed at a time (chunked prefill); 0: 2048 on a GPU, 512 on the CPU");
   command.add_flag("--batch-invariant", s.batch_invariant,
-                   "a text has the same bits alone and beside any others, at some cost in speed");
-  command.add_flag("--json", s.json, "print JSON");
-  command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
+                   "the output of a sequence does not depend on the rest of the batch, bit for bit; slower");
+  command.add_flag("--json", s.json, "print JSON to stdout");
+  command.add_flag("-q,--quiet", s.quiet, "print only errors to stderr");
 }
 
 void add_choice(CLI::App& command, Settings& s) {
   number(command, "--temperature", s.temperature, 0.0, 100.0,
-         "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, --top-p or "
-         "--min-p");
-  number(command, "--top-k", s.top_k, 0, 1 << 24, "of so many tokens; 0: of all");
-  number(command, "--top-p", s.top_p, 0.0, 1.0, "of the most likely tokens that together have this share");
-  number(command, "--min-p", s.min_p, 0.0, 1.0, "of those with this share of the most likely one's");
-  command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
+         "sampling temperature, 0: greedy; default: that of generation_config.json (or 1) if it has do_sample or "
+         "--top-k, --top-p or --min-p is given, else 0");
+  number(command, "--top-k", s.top_k, 0, 1 << 24,
+         "sample from the K most likely tokens, 0: all; default: as in generation_config.json, else 0");
+  number(command, "--top-p", s.top_p, 0.0, 1.0,
+         "sample from the most likely tokens whose probabilities add up to P, 1: all; default: as in "
+         "generation_config.json, else 1");
+  number(command, "--min-p", s.min_p, 0.0, 1.0,
+         "sample from tokens with at least P times the probability of the most likely one, 0: all; default: as in "
+         "generation_config.json, else 0");
+  command.add_option(
+      "--repetition-penalty", s.repetition_penalty,
+      "penalty for tokens that the prompt or the output already has, 1e-6 to 1e6, 1: none; default: as in "
+      "generation_config.json, else 1");
 }
 
 // CLI11 turns numbers that are too large into the largest one.
@@ -102,34 +114,34 @@ void add_seed(CLI::App& command, Settings& s, const char* what) {
     errno = 0;
     std::strtoull(seed.c_str(), nullptr, 0);
     const bool right = std::isdigit(static_cast<unsigned char>(seed[0])) != 0 && errno == 0;
-    return std::string(right ? "" : "a seed is a number from 0 to 2^64 - 1");
+    return std::string(right ? "" : "the seed is not an integer from 0 to 2^64 - 1");
   };
   command.add_option("--seed", s.seed, what)->check(check, "");
 }
 
 void add_sampling(CLI::App& command, Settings& s) {
-  number(command, "-n,--tokens", s.most, -1, 1 << 30, "at most so many new tokens; -1: until the text ends");
+  number(command, "-n,--tokens", s.most, -1, 1 << 30,
+         "maximum number of new tokens; -1: until an EOS token or a full context");
   add_choice(command, s);
   add_seed(command, s,
-           "for the same text again; printed with the speed. Of several texts each has the seed of the one before it "
-           "and 1");
-  command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
+           "seed of the sampling; default: random, and printed with the speed; sequence i of a batch has seed + i");
+  command.add_option("--stop", s.stops, "stop string, not part of the output; repeatable")
       ->allow_extra_args(false)
       ->default_str("");
   number(command, "--lookup", s.lookup, int64_t(0), llm::kRing - 1,
-         "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself");
-  command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
+         "prompt lookup decoding: up to N draft tokens per step, copied from the prompt and the output; 0: off");
+  command.add_flag("--ignore-eos", s.ignore_eos, "continue after EOS tokens");
 }
 
 void add_sinks(CLI::App& command, Settings& s) {
   number(command, "--sinks", s.sinks, 0, 1 << 30,
-         "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless "
-         "given")
+         "when the context is full, keep the first N tokens (attention sinks, usually 4) and drop the oldest of the "
+         "others; default: stop")
       ->default_str("");
 }
 
 void add_texts(CLI::App& command, int64_t& texts) {
-  number(command, "--texts", texts, int64_t(1), llm::kMostTexts, "decoded together");
+  number(command, "--texts", texts, int64_t(1), llm::kMostTexts, "batch size: sequences decoded together");
 }
 
 // The options of all commands, and the exit code.
@@ -145,71 +157,71 @@ struct Given {
 };
 
 void add_generate(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand("generate", "goes on with a text");
+  CLI::App& command = *app.add_subcommand("generate", "continues a prompt, or a batch of prompts");
   add_model(command, g.settings), add_sampling(command, g.settings);
-  CLI::Option* const prompt = command.add_option(
-      "-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input, without a newline at its end");
+  CLI::Option* const prompt =
+      command.add_option("-p,--prompt,prompt", g.prompt, "the prompt; -: the standard input, without its last newline");
   command
       .add_option("-f,--prompts", g.file,
-                  "a file with a prompt in each line that is not empty, or -; all of them are decoded together")
+                  "file with one prompt per line (-: the standard input), decoded as a batch; empty lines are skipped")
       ->excludes(prompt);
-  command.add_flag("!--no-echo", g.settings.echo, "print what is new, without the prompt");
+  command.add_flag("!--no-echo", g.settings.echo, "print the output without the prompt");
   add_sinks(command, g.settings);
   command.callback([&] { g.code = llm::generate(g.settings, prompts_of(g.prompt, g.file)); });
 }
 
 void add_chat(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand(
-      "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
+  CLI::App& command =
+      *app.add_subcommand("chat", "answers messages, one per line of the standard input; /help lists the commands");
   add_model(command, g.settings), add_sampling(command, g.settings), add_sinks(command, g.settings);
-  CLI::Option* const system = command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
-  command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written")->excludes(system);
+  CLI::Option* const system = command.add_option("-s,--system", g.chat.system, "system prompt");
+  command.add_option("-l,--load", g.chat.load, "continue a conversation that /save wrote")->excludes(system);
   command.add_option("--template", g.settings.chat_template,
-                     "a name of one of the model's templates, or a file with one");
+                     "chat template: the name of one of the model's, or a file");
   command
       .add_option(
           "--template-set", g.settings.template_variables,
-          "NAME=VALUE: a variable of the template, enable_thinking=false say: true, false, null, a whole number "
-          "or a text; may be given again")
+          "NAME=VALUE: variable of the chat template, such as enable_thinking=false; the value is true, false, null, "
+          "an integer or a string; repeatable")
       ->allow_extra_args(false)
       ->default_str("");
   command.callback([&] { g.code = llm::chat(g.settings, g.chat, std::cin, stdout), check_input(); });
 }
 
 void add_info(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand("info", "what a model is, and the memory that it will take");
+  CLI::App& command = *app.add_subcommand("info", "prints the architecture and the memory plan; loads no weights");
   add_model(command, g.settings);
   add_texts(command, g.texts);
   command.callback([&] { g.code = llm::info(g.settings, g.texts); });
 }
 
 void add_perplexity(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand("perplexity", "how well a model foresees a text");
+  CLI::App& command = *app.add_subcommand("perplexity", "computes the perplexity of a text file");
   add_model(command, g.settings);
-  command.add_option("-f,--file,file", g.file, "the text; - reads it from the standard input")->required();
-  CLI::Option* const stride =
-      number(command, "--stride", g.stride, 0, 1 << 30, "tokens from one window to the next; 0: half of the context");
+  command.add_option("-f,--file,file", g.file, "text file; -: the standard input")->required();
+  CLI::Option* const stride = number(command, "--stride", g.stride, 0, 1 << 30,
+                                     "tokens from one window's start to the next; 0: half of the context");
   command
       .add_flag("--halves", g.halves,
-                "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
+                "as llama.cpp counts: windows do not overlap, each begins with BOS, and only its second half is scored")
       ->excludes(stride);
   command.callback([&] { g.code = llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves); });
 }
 
 void add_bench(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
+  CLI::App& command = *app.add_subcommand(
+      "bench", "measures tokens per second, and the share of memory bandwidth that decoding reaches");
   add_model(command, g.settings);
-  number(command, "--contexts", g.contexts, 0, 1 << 24, "tokens before those that are decoded, 0,4096 say")
+  number(command, "--contexts", g.contexts, 0, 1 << 24, "context lengths at which decoding is measured, such as 0,4096")
       ->delimiter(',');
-  number(command, "--prompt-tokens", g.tokens, 0, 1 << 24, "of a prompt that is measured as well; 0: none");
-  number(command, "--steps", g.steps, 1, 1 << 20, "to be measured at each context");
+  number(command, "--prompt-tokens", g.tokens, 0, 1 << 24, "length of a prompt that is measured, too; 0: none");
+  number(command, "--steps", g.steps, 1, 1 << 20, "decoding steps per context length");
   add_texts(command, g.texts);
-  command.footer(
-      "The next token is the most likely one, whatever generation_config.json says, unless an option says otherwise.");
+  command.footer("Decoding is greedy unless a sampling option is given.");
   add_choice(command, g.settings);
   command.add_option("--compare", g.before,
-                     "a file with what an earlier run printed with --json: prints how many times as fast this one is, "
-                     "and ends with 1 if anything is slower by more than 5 %");
+                     "file with the --json output of an earlier run: prints the speed relative to it; the exit code is "
+                     "1 if anything is more than 5 % slower");
   command.callback([&] {
     g.code = llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
                         g.before.empty() ? std::optional<llm::Json>() : llm::read_json(g.before));
@@ -217,31 +229,31 @@ void add_bench(CLI::App& app, Given& g) {
 }
 
 void add_passkey(CLI::App& app, Given& g) {
-  CLI::App& command = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
+  CLI::App& command = *app.add_subcommand("passkey", "hides a number in a long prompt and asks the model for it");
   add_model(command, g.settings);
-  number(command, "--length", g.length, 0, 1 << 24, "tokens of the text; 0: the context");
-  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end");
-  add_seed(command, g.settings, "which number");
+  number(command, "--length", g.length, 0, 1 << 24, "tokens of the prompt; 0: the context");
+  command.add_option("--depth", g.depth, "place of the number in the prompt: 0 start, 1 end");
+  add_seed(command, g.settings, "seed that chooses the number; default: random");
   command.callback([&] { g.code = llm::passkey(g.settings, g.length, g.depth); });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Runs transformers from Hugging Face directories, on the GPU or the CPU.");
+  CLI::App app("Runs language models from Hugging Face directories on a GPU or the CPU.");
   app.require_subcommand(1);
   app.option_defaults()->always_capture_default();
   app.set_version_flag("--version", llm::concat("llm, of kernels ", KERNELS_VERSION_MAJOR, ".", KERNELS_VERSION_MINOR,
                                                 ".", KERNELS_VERSION_PATCH));
-  app.footer("llm COMMAND --help has the options of a command.");
   Given g;
   for (const auto add : {add_generate, add_chat, add_info, add_perplexity, add_bench, add_passkey}) add(app, g);
+  app.footer("llm COMMAND --help lists the options of a command.");
   try {
     try {
       // CLI11 would answer an unknown command only with the message that a command is missing.
       const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
       if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty())
-        throw CLI::ValidationError(llm::shown(argv[1]), "is no command; --help lists them");
+        throw CLI::ValidationError(llm::shown(argv[1]), "unknown command; --help lists them");
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
       g.code = app.exit(e);
@@ -249,8 +261,7 @@ int main(int argc, char** argv) {
     llm::put(stdout, "");
     return g.code;
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr,
-                 "error: there is no memory left: a smaller --context takes less, and so do fewer or shorter texts\n");
+    std::fprintf(stderr, "error: out of memory; try a smaller --context, shorter prompts or fewer of them\n");
     return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());
