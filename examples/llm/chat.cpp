@@ -22,8 +22,8 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
   const int64_t context = session_.model->context();
   const bool ring = session_.settings.sinks >= 0;
   if (!ring && int64_t(ids.size()) >= context)
-    throw Error("with this message the conversation has ", ids.size(), " tokens, and the context is ", context,
-                ": it stays as it was; /reset begins a new one, --context makes room, and --sinks forgets the oldest");
+    throw Error("with this message the conversation has ", ids.size(), " tokens, but the context is ", context,
+                ": message ignored; try /reset, a larger --context, or --sinks to drop the oldest tokens");
   Answer out;
   if (!session_.config.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
     const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last token is always read, for its logits
@@ -64,7 +64,7 @@ void Chat::save(const std::string& file) const {
 
 void Chat::load(const std::string& file) {
   const Json json = read_json(file);
-  if (!json.is_array()) throw Error(file, ": not a list of messages");
+  if (!json.is_array()) throw Error(file, ": not a JSON array of messages");
   std::vector<Message> read;
   for (const Json& message : json) {
     const Fields fields(message, file + ": a message");
@@ -76,12 +76,12 @@ void Chat::load(const std::string& file) {
 namespace {
 
 constexpr const char* kHelp =
-    "/reset      begins a new conversation\n"
-    "/save FILE  writes the messages as JSON\n"
-    "/load FILE  goes on with messages that were saved\n"
-    "/exit       ends, as /quit and the end of the input do\n"
-    "A line that ends with \\ goes on in the next one; one that begins with // is a message that begins with /.\n"
-    "Ctrl-C ends an answer, and where there is none the program.";
+    "/reset        start a new conversation\n"
+    "/save FILE    save the conversation as JSON\n"
+    "/load FILE    continue a saved conversation\n"
+    "/exit, /quit  exit (also the end of the input)\n"
+    "A message continues on the next line after \\ at the end of a line; // begins a message that starts with /.\n"
+    "Ctrl-C stops an answer, or at the prompt the program.";
 
 // Reads a message or a command. False at the end of the input.
 bool read_line(std::istream& in, std::string& text) {
@@ -111,8 +111,9 @@ Json json_of(const Chat::Answer& answer, const Session& session) {
 void print_counts(const Chat::Answer& answer, const Session& session) {
   const Session::Times& t = answer.times;
   const Settings& settings = session.settings;
-  settings.say("(", answer.text.finish, "; ", answer.kept, " tokens kept, ", t.prompt_tokens, " read; ", t.decoded,
-               " written, ", fixed(t.speed(), 1), " tokens/s; seed ", session.seed, ")");
+  settings.say("(", answer.text.finish, "; prompt: ", answer.kept, " cached and ", t.prompt_tokens,
+               " new tokens; output: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s; seed ", session.seed,
+               ")");
   const int64_t context = session.model->context();
   if (settings.sinks < 0 && int64_t(answer.text.ids.size()) >= context)
     settings.say("(the context of ", context, " tokens is full)");
@@ -128,13 +129,13 @@ bool obey(Chat& chat, const std::string& line) {
   else if (command == "/help")
     std::fprintf(stderr, "%s\n", kHelp);
   else if ((command == "/save" || command == "/load") && file.empty())
-    throw Error(command, ": a file is missing: ", command, " FILE");
+    throw Error(command, ": no file name; usage: ", command, " FILE");
   else if (command == "/save")
     chat.save(file);
   else if (command == "/load")
     chat.load(file);
   else
-    throw Error(shown(command), " is none of /reset, /save FILE, /load FILE, /help, /exit, /quit");
+    throw Error(shown(command), ": unknown command; /help lists them");
   return true;
 }
 

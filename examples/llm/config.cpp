@@ -20,7 +20,7 @@ void read_llama3(RopeConfig& rope, const Fields& fields) {
   rope.factor = stated(fields, "factor", 1);
   rope.low = stated(fields, "low_freq_factor", 1e-3);
   rope.high = stated(fields, "high_freq_factor", 1e-3);
-  if (rope.high <= rope.low) fields.refuse("high_freq_factor", "not above low_freq_factor");
+  if (rope.high <= rope.low) fields.refuse("high_freq_factor", "not larger than low_freq_factor");
   rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30));
 }
 
@@ -42,13 +42,13 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   rope.long_factors = fields.numbers("long_factor");
   const size_t pairs = size_t(config.rotary_dim / 2);
   if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs)
-    fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
+    fields.refuse("short_factor or long_factor", "not " + std::to_string(pairs) + " numbers");
   const int64_t inner = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
   const int64_t otherwise = config.architecture == "phi3" ? 4096 : inner > 0 ? inner : config.positions;
   const int64_t original = outer.integer("original_max_position_embeddings", 1, 1 << 30, otherwise);
   if (inner > 0 && inner != original)
     fields.refuse("original_max_position_embeddings",
-                  concat(inner, " is not ", original, ", which counts for this model"));
+                  concat(inner, " contradicts ", original, " outside of rope_scaling"));
   rope.original = double(original);
   rope.factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
   const double amplitude = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original));
@@ -71,7 +71,7 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   // Must agree with the model's own partial_rotary_factor.
   if (const double part = fields.number("partial_rotary_factor", 0, 1, -1);
       part >= 0 && int(config.head_dim * part) != config.rotary_dim)
-    fields.refuse("partial_rotary_factor", "not what the model says");
+    fields.refuse("partial_rotary_factor", "contradicts the model's partial_rotary_factor");
   if (rope.type == "linear" || rope.type == "dynamic") {
     rope.factor = stated(fields, "factor", 1);
     fields.ignore({"original_max_position_embeddings"});
@@ -82,10 +82,10 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   } else if (rope.type == "longrope") {
     read_longrope(rope, fields, config, outer);
   } else if (rope.type != "default") {
-    fields.refuse("rope_type", "the type " + shown(rope.type) + " is not supported");
+    fields.refuse("rope_type", shown(rope.type) + " is not supported");
   }
   // A scaling that is stated but not applied would show late, and only in long texts.
-  for (const std::string& name : fields.unread()) fields.refuse(shown(name), "not known for the type " + rope.type);
+  for (const std::string& name : fields.unread()) fields.refuse(shown(name), "unknown for RoPE type " + rope.type);
   return rope;
 }
 
@@ -146,10 +146,10 @@ struct ConfigReader {
 
   Config all() {
     if (type.empty()) outer.refuse("model_type", "missing");
-    if (kind == kinds) outer.refuse("model_type", "the architecture " + shown(type) + " is not supported");
+    if (kind == kinds) outer.refuse("model_type", shown(type) + " is not supported");
     for (const char* name : {"quantization_config", "quantization"}) {
       if (outer.find(name) != nullptr || fields.find(name) != nullptr)
-        outer.refuse(name, "files of quantized weights are not supported; quantize at load with --weights");
+        outer.refuse(name, "quantized checkpoints are not supported; quantize at load with --weights");
     }
     c.architecture = type;
     sizes();
@@ -182,7 +182,8 @@ struct ConfigReader {
     layers = fields.integer(is_gpt2 ? "n_layer" : "num_hidden_layers", 1, 4096);
     c.heads = size(is_gpt2 ? "n_head" : "num_attention_heads", 65536, kind == gemma3 ? 8 : 0);
     c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
-    if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
+    if (c.heads % c.kv_heads != 0)
+      fields.refuse("num_attention_heads", concat(c.heads, " is not a multiple of num_key_value_heads, ", c.kv_heads));
     c.head_dim = family.head_dim > 0 ? family.head_dim : c.hidden / c.heads;
     if (!is_gpt2) c.head_dim = fields.integer("head_dim", 1, 65536, c.head_dim);
     if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256)
@@ -205,7 +206,7 @@ struct ConfigReader {
     const bool tanh =
         name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast" || (kind == gemma && name == "gelu");
     if (!(silu && !is_gpt2) && !(tanh && !is_moe))
-      fields.refuse(field, "the activation " + shown(name) + " is not supported in feed-forward layers of " + type);
+      fields.refuse(field, shown(name) + " is not supported for " + type);
     c.activation = silu ? Activation::silu : Activation::gelu_tanh;
     fields.ignore({"hidden_act", "hidden_activation"});
   }
@@ -245,7 +246,7 @@ struct ConfigReader {
     c.experts_per_token = fields.integer("num_experts_per_tok", 1, kernels::kMaxTopK, family.experts_per_token);
     if (c.experts_per_token > c.experts)
       fields.refuse("num_experts_per_tok",
-                    concat(c.experts_per_token, " is more than the ", c.experts, " experts that there are"));
+                    concat(c.experts_per_token, " is larger than the number of experts, ", c.experts));
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;
     c.shares_add_to_one = kind == mixtral || fields.flag("norm_topk_prob", false);
@@ -261,7 +262,7 @@ struct ConfigReader {
     const Slides which = family.slides;
     const Json* const types = fields.find("layer_types");
     if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers))
-      fields.refuse("layer_types", "not one for each layer");
+      fields.refuse("layer_types", "not an array of one type per layer");
     int64_t window = 0, first = 0, period = 0;
     if (which != Slides::none) {
       window = fields.integer("sliding_window", 0, 1 << 30, fields.has("sliding_window") ? 0 : family.window);
@@ -274,7 +275,7 @@ struct ConfigReader {
       fields.ignore({"max_window_layers", "sliding_window_pattern", "_sliding_window_pattern"});
     }
     if (kind == qwen2_moe && window > 0 && types == nullptr)
-      fields.refuse("layer_types", "missing, and versions of transformers differ in which layers have a window then");
+      fields.refuse("layer_types", "missing, but required with use_sliding_window");
     for (int64_t i = 0; i < layers; ++i) {
       bool slides = period > 0 ? (i + 1) % period != 0 : i >= first;
       if (types != nullptr) {
@@ -284,8 +285,8 @@ struct ConfigReader {
         slides = name == "sliding_attention";
         if (which != Slides::some && slides != (window > 0))
           fields.refuse("layer_types",
-                        concat("layer ", i, " has ", name.get<std::string>(), ", but all layers of ", type,
-                               window > 0 ? " have the window of sliding_window" : " see all keys"));
+                        concat("layer ", i, " has ", name.get<std::string>(), ", but ", type, " uses ",
+                               window > 0 ? "sliding" : "full", "_attention in all layers"));
       }
       c.layers[size_t(i)].window = slides ? window : 0;
       c.layers[size_t(i)].rope = kind == gemma3 && slides ? 1 : 0;
@@ -298,7 +299,7 @@ struct ConfigReader {
     const std::string what = "config.json: rope_parameters";
     if (parameters != nullptr) partial = Fields(*parameters, what).number("partial_rotary_factor", 0, 1, partial);
     c.rotary_dim = int(double(c.head_dim) * partial);
-    if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
+    if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "rotates an odd number of columns");
     const double theta = is_gpt2 ? family.theta : fields.number("rope_theta", 1e-3, 1e12, family.theta);
     if (kind == gemma3) {
       const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
@@ -316,7 +317,7 @@ struct ConfigReader {
     const auto known = [&](const RopeConfig& rope) { return double(original) == rope.original; };
     if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
       fields.refuse("original_max_position_embeddings",
-                    concat(original, " is not what the rotation says; it belongs to rope_scaling"));
+                    concat(original, " contradicts rope_scaling"));
   }
 
   // As in transformers, a rope_scaling that is not empty goes before rope_parameters, and takes their theta unless it
@@ -330,7 +331,7 @@ struct ConfigReader {
       return rope.frequencies(c.rotary_dim, length) == scaled.frequencies(c.rotary_dim, length);
     };
     if (rope.type != "default" && !(same(1) && same(large) && rope.amplitude == scaled.amplitude))
-      fields.refuse("rope_scaling", "not what rope_parameters says, whose type is " + rope.type);
+      fields.refuse("rope_scaling", "contradicts rope_parameters of type " + rope.type);
     return scaled;
   }
 

@@ -16,7 +16,7 @@ namespace llm {
 class Fields {
  public:
   Fields(const Json& json, std::string what) : json_(json), what_(std::move(what)) {
-    if (!json.is_object()) throw Error(what_ + ": not an object");
+    if (!json.is_object()) throw Error(what_ + ": not a JSON object");
   }
 
   const Json* find(const std::string& name) const {
@@ -40,7 +40,7 @@ class Fields {
   }
   Fields object(const std::string& name) const { return Fields(at(name), what_ + ": " + shown(name)); }
   const Json& list(const std::string& name) const {
-    if (!at(name).is_array()) refuse(name, "not a list");
+    if (!at(name).is_array()) refuse(name, "not an array");
     return at(name);
   }
   std::string text(const std::string& name) const { return at(name), text(name, ""); }
@@ -57,7 +57,7 @@ class Fields {
     const Json* const value = find(name);
     std::vector<int64_t> out;
     if (value == nullptr) return out;
-    if (!value->is_array()) refuse(name, "not a list");
+    if (!value->is_array()) refuse(name, "not an array");
     for (const Json& x : *value) out.push_back(integer_of(name, x, low, high));
     return out;
   }
@@ -66,13 +66,13 @@ class Fields {
     if (value == nullptr) return otherwise;
     if (!value->is_number()) refuse(name, "not a number");
     const double x = value->get<double>();
-    if (!(x >= low && x <= high)) refuse(name, "out of range");
+    if (!(x >= low && x <= high)) refuse(name, concat(x, " is not between ", low, " and ", high));
     return x;
   }
   bool flag(const std::string& name, bool otherwise) const {
     const Json* const value = find(name);
     if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) refuse(name, "neither true nor false");
+    if (!value->is_boolean()) refuse(name, "not true or false");
     return value->get<bool>();
   }
   std::string text(const std::string& name, const std::string& otherwise) const {
@@ -84,7 +84,7 @@ class Fields {
   std::vector<double> numbers(const std::string& name) const {
     std::vector<double> out;
     for (const Json& x : list(name)) {
-      if (!x.is_number() || !(x.get<double>() > 0)) refuse(name, "not a list of positive numbers");
+      if (!x.is_number() || !(x.get<double>() > 0)) refuse(name, "not an array of positive numbers");
       out.push_back(x.get<double>());
     }
     return out;
@@ -125,7 +125,7 @@ class Fields {
     const bool huge = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
     const int64_t n = huge ? INT64_MAX : value.get<int64_t>();
     if (n < low || n > high)
-      refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
+      refuse(name, concat(n, " is not between ", low, " and ", high));
     return n;
   }
 

@@ -13,11 +13,11 @@ Json template_variables(const std::vector<std::string>& given) {
     const auto is_of_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
     if (end == one.size() || name.empty() || !std::all_of(name.begin(), name.end(), is_of_name))
       throw Error(what + " is not NAME=VALUE");
-    if (name == "messages" || name == "add_generation_prompt") throw Error(what + ": the conversation says this");
+    if (name == "messages" || name == "add_generation_prompt") throw Error(what + ": set by the program");
     const std::string text = valid_utf8(one.substr(end + 1));
     const Json value = Json::parse(text, nullptr, false);
     if (value.is_structured() || value.is_number_float())
-      throw Error(what + ": neither a text, a whole number, true, false nor null");
+      throw Error(what + ": not true, false, null, an integer or a string");
     out[name] = value.is_discarded() ? Json(text) : value;
   }
   return out;
@@ -30,12 +30,12 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
     std::string names;
     for (const auto& item : tokenizer.chat_templates) names += (names.empty() ? "; it has " : ", ") + shown(item.first);
     throw Error("the model has no chat template" +
-                (names.empty() ? ": --template FILE gives it one"
-                               : " of the name default" + names + ": --template NAME takes one"));
+                (names.empty() ? "; set one with --template FILE"
+                               : " named default" + names + "; choose one with --template NAME"));
   }
   const std::string text = named != tokenizer.chat_templates.end() ? named->second : read_file(source, 1 << 20);
   if (text.find_first_not_of(" \t\r\n") == std::string::npos)
-    throw Error(source.empty() ? "the model's chat template is empty: --template takes another one"
+    throw Error(source.empty() ? "the model's chat template is empty; set another with --template"
                                : "--template " + shown(source) + ": the chat template is empty");
   template_.emplace(text);
   for (const char* name : {"tools", "documents"}) variables_[name] = nullptr;

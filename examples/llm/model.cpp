@@ -101,20 +101,20 @@ void Model::head(int64_t first, int64_t rows) {
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
 void Model::check_text(int64_t text, int64_t from, int64_t n) const {
-  if (text < 0 || text >= options_.sequences) throw Error("there is no text ", text, " of ", options_.sequences);
+  if (text < 0 || text >= options_.sequences) throw Error("no sequence ", text, " in a batch of ", options_.sequences);
   if (from < 0 || (options_.sinks < 0 && (n > context() || from > context() - n)))
-    throw Error("a text of ", from + n, " tokens is longer than the context, which is ", context());
+    throw Error("a sequence of ", from + n, " tokens exceeds the context of ", context());
 }
 
 // Chunked prefill. In a ring a new key replaces one that earlier tokens of the same chunk may still see, so tokens
 // beyond the context are read one by one.
 void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress,
                  const Each& each) {
-  if (n < 1) throw Error("there is no token to read");
+  if (n < 1) throw Error("no tokens to compute");
   check_text(text, from, n);
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= config_.vocabulary)
-      throw Error("the tokenizer makes the token ", ids[i], ", and the model has ", config_.vocabulary);
+      throw Error("the tokenizer's token ", ids[i], " exceeds vocab_size in config.json, ", config_.vocabulary);
   }
   set_length(from + n);
   text_ = text;
@@ -147,7 +147,7 @@ double Model::multiplications(int64_t tokens) const {
 }
 
 void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed) {
-  if (ids.empty()) throw Error("a text of no tokens has nothing to go on from");
+  if (ids.empty()) throw Error("a prompt of no tokens cannot be continued");
   check_text(text, 0, int64_t(ids.size()));
   const int32_t n = int32_t(ids.size()), last = n - 1, kept = int32_t(std::min<int64_t>(n, context()));
   const uint64_t step = uint64_t(n);
@@ -201,7 +201,7 @@ void Model::step(int64_t longest) {
 void Model::step(int64_t length, int32_t last, const std::vector<int32_t>& guesses) {
   if (guesses.empty()) return step(length);
   const int64_t n = int64_t(guesses.size()), rows = n + 1;
-  if (n > options_.guesses || length + n > context()) throw Error("guesses do not fit");
+  if (n > options_.guesses || length + n > context()) throw Error(n, " draft tokens exceed --lookup or the context");
   given_[0] = last;
   std::copy(guesses.begin(), guesses.end(), given_ + 1);
   replay(n, length + n, [this, rows] {
@@ -218,10 +218,10 @@ void Model::step(int64_t length, int32_t last, const std::vector<int32_t>& guess
 int32_t Model::token(int64_t text, int64_t n) {
   const volatile uint64_t& place = out_[n % kRing * options_.sequences + text];
   for (uint64_t value; (value = place) >> 32 != uint64_t(n);) {
-    if (device_.idle() && (value = place) >> 32 != uint64_t(n)) throw Error("token ", n, " was never chosen");
+    if (device_.idle() && (value = place) >> 32 != uint64_t(n)) throw Error("token ", n, " was never sampled");
   }
   const int32_t id = int32_t(uint32_t(place));
-  if (id < 0) throw Error("the logits of token ", n, " are not numbers: the model has overflowed");
+  if (id < 0) throw Error("the logits of token ", n, " are not finite: the model has overflowed");
   return id;
 }
 

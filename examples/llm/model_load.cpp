@@ -98,16 +98,14 @@ class Model::Loader {
   Type type_of(const std::string& name, Type stored, int64_t cols, bool quantize) const {
     const int asked = wanted(quantize),
               type = type_on_device(stored, asked, model_.device_.rows().activations, [&](Type t) { return has(t); });
-    const std::string build = "-DKERNELS_LLM_WEIGHTS says which types a build has";
+    const auto types = [&] { return names_of([&](Type t) { return has(t); }) + " (set by -DKERNELS_LLM_WEIGHTS)"; };
     if (type < 0 && asked >= 0)
-      throw Error("weights of ", name_of(Type(asked)), " are not compiled in for this device; --weights takes ",
-                  names_of([&](Type t) { return has(t); }), " there, and ", build);
+      throw Error("--weights ", name_of(Type(asked)), ": not compiled in for this device, which has ", types());
     if (type < 0)
-      throw Error(name, ": stored in ", name_of(stored),
-                  ", and no type of 16 or 32 bits is compiled in for this device; ", build);
+      throw Error(name, ": stored in ", name_of(stored), ", but this device has no type of 16 or 32 bits, only ",
+                  types());
     if (Type(type) == Type::i4 && cols % kGroup != 0)
-      throw Error(name, ": rows of ", cols, " weights are no whole groups of ", kGroup,
-                  ", which int4 needs; --weights int8 takes any rows");
+      throw Error(name, ": ", cols, " columns are not a multiple of ", kGroup, " as int4 needs; try --weights int8");
     return Type(type);
   }
   void count(Type stored, Type type, bool quantize) {
@@ -169,10 +167,9 @@ class Model::Loader {
     if (!packed) throw Error(name, ": cannot be packed as ", name_of(out.type));
     if (wrong == 0) return;
     if (codes)
-      throw Error(name, ": has a weight that is infinite or no number, which ", name_of(out.type), " cannot hold");
-    throw Error(name, ": ", wrong, " is beyond 65504, the largest number of fp16; ",
-                has(Type::bf16) ? "--weights bf16 has room for it"
-                                : "bf16 has room for it, which this build does not have (-DKERNELS_LLM_WEIGHTS)");
+      throw Error(name, ": an infinite or NaN weight cannot be quantized to ", name_of(out.type));
+    throw Error(name, ": ", wrong, " is beyond the largest fp16 number, 65504; ",
+                has(Type::bf16) ? "try --weights bf16" : "bf16 is not compiled in (set by -DKERNELS_LLM_WEIGHTS)");
   }
 
   Model& model_;
@@ -201,7 +198,7 @@ class Model::Tensors : Loader {
     head();
     ignore_others();
     if (const std::string name = files_.unread(); !name.empty())
-      throw Error("the tensor ", shown(name), " belongs to nothing that this architecture (", c.architecture, ") has");
+      throw Error("unknown tensor ", shown(name), " in a model of type ", c.architecture);
   }
 
  private:
@@ -373,26 +370,23 @@ void Model::check_options() {
     if (wrong) throw Error(why...);
   };
   // --inputs would multiply many rows in another way than few, and --lookup would split keys in another way.
-  refuse_if(options_.batch_invariant && options_.inputs >= 0, "--batch-invariant goes without --inputs");
-  refuse_if(options_.batch_invariant && options_.guesses > 0, "--batch-invariant goes without --lookup");
+  refuse_if(options_.batch_invariant && options_.inputs >= 0, "--batch-invariant cannot be used with --inputs");
+  refuse_if(options_.batch_invariant && options_.guesses > 0, "--batch-invariant cannot be used with --lookup");
   if (options_.chunk == 0) options_.chunk = device_.chunk();
   if (options_.sinks >= 0) {
-    refuse_if(c.learned_positions, "--sinks: the positions of this model are learned, and there are no more than ",
-              c.positions);
-    refuse_if(c.lengths_matter(), "--sinks: the angles of this model depend on the length of the text, and keys that ",
-              "are gone cannot be made anew");
+    refuse_if(c.learned_positions, "--sinks: not supported for models with learned positions");
+    refuse_if(c.lengths_matter(), "--sinks: not supported for models whose RoPE depends on the sequence length");
   }
   if (options_.inputs >= 0) {
     refuse_if(options_.weights != options_.inputs || bits_of(inputs) != 8, "--inputs ", name_of(inputs),
-              ": there are --inputs int8 with --weights int8, --inputs fp8 with --weights fp8, and auto");
+              ": needs --weights ", name_of(inputs));
     const ProductCalls* const calls = device_.products(inputs);
     refuse_if(calls != nullptr && !calls->takes_codes(device_.place()), "--inputs ", name_of(inputs),
-              ": this GPU, or the code for it, does not multiply codes of 8 bits as they are; auto is allowed");
+              ": not supported by this GPU or this build, needs sm_90a; use auto");
   }
-  refuse_if(options_.guesses > 0 && options_.sequences > 1, "--lookup is for one text at a time");
+  refuse_if(options_.guesses > 0 && options_.sequences > 1, "--lookup: not supported for batches");
   refuse_if(options_.guesses > 0 && options_.sinks >= 0,
-            "--lookup and --sinks exclude each other: a wrong guess would ",
-            "take the place of a key that is still seen");
+            "--lookup cannot be used with --sinks");
 }
 
 }  // namespace llm

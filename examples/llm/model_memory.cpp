@@ -15,13 +15,12 @@ std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1
 std::string Plan::changes() const {
   std::vector<std::string> all;
   for (const auto& [types, n] : changed)
-    all.push_back(concat(n, n == 1 ? " matrix of " : " matrices of ", name_of(types.first),
-                         n == 1 ? " becomes " : " become ", name_of(types.second)));
-  std::string out = all.empty() ? "" : listed(all) + ": the stored type is not compiled in for this device";
+    all.push_back(concat(n, n == 1 ? " matrix" : " matrices", " converted from ", name_of(types.first), " to ",
+                         name_of(types.second)));
+  std::string out = all.empty() ? "" : listed(all) + " (the stored type is not compiled in for this device)";
   if (is_tight())
-    out += concat(out.empty() ? "" : "; ", "the ", megabytes(mapped), " that stay in the files do not fit into the ",
-                  megabytes(free), " that are free, of which the rest takes ", megabytes(total()),
-                  ": they are read from the disk again and again");
+    out += concat(out.empty() ? "" : "; ", megabytes(mapped), " memory-mapped and ", megabytes(total()),
+                  " of other memory, but ", megabytes(free), " free: weights are read from disk at every step (slow)");
   return out;
 }
 
@@ -66,8 +65,8 @@ void Model::plan_memory() {
   cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type;
   if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
   if (device_.attend(cache_type_) == nullptr)
-    throw Error("keys and values of ", name_of(cache_type_), " are not compiled in for this device; --cache takes ",
-                names_of([&](Type type) { return device_.attend(type) != nullptr; }), " there");
+    throw Error("a KV cache of ", name_of(cache_type_), " is not compiled in for this device; --cache takes ",
+                names_of([&](Type type) { return device_.attend(type) != nullptr; }));
   const auto plan = [&] {
     rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
     logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
@@ -90,15 +89,15 @@ void Model::plan_memory() {
     plan();
   }
   if (c.learned_positions && plan_.context > c.positions)
-    throw Error("--context: this model has no more than ", c.positions, " positions");
+    throw Error("--context: ", plan_.context, " is larger than the model's ", c.positions, " learned positions");
   if (options_.sinks >= plan_.context && plan_.context > 0)
-    throw Error("--sinks: the context of ", plan_.context, " tokens is not larger");
+    throw Error("--sinks: ", options_.sinks, " is not less than the context, ", plan_.context, " tokens");
   if (plan_.context >= 1 && plan_.total() <= device_.free_bytes()) return;
-  const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " where the files are mapped)" : "",
-                    each = options_.sequences > 1 ? concat(" of each of ", options_.sequences, " texts") : "";
-  throw Error("the model does not fit: ", megabytes(plan_.weights + plan_.mapped), " of weights", mapped, ", ",
-              megabytes(plan_.cache), " of keys and values for ", plan_.context, " tokens", each, " and ",
-              megabytes(plan_.activations), " of activations, and ", megabytes(plan_.free), " are free", helps());
+  const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " memory-mapped)" : "",
+                    texts = options_.sequences > 1 ? concat(options_.sequences, " x ") : "";
+  throw Error("the model does not fit into memory: ", megabytes(plan_.weights + plan_.mapped), " weights", mapped, ", ",
+              megabytes(plan_.cache), " KV cache (", texts, plan_.context, " tokens), ", megabytes(plan_.activations),
+              " activations; ", megabytes(plan_.free), " free", helps());
 }
 
 // Names options that are not given yet and make the largest part of the plan smaller.
@@ -115,14 +114,14 @@ std::string Model::helps() const {
         whole(c.expert_inner) && whole(c.shared_inner))
       all.push_back("--weights int4");
     if (plan_.mapped > 0 && options_.context == 0 && plan_.total() <= plan_.free)
-      all.push_back("--context (and weights are read from the disk again and again)");
+      all.push_back("--context (weights are then read from disk at every step)");
   } else if (cache >= plan_.activations) {
     if (plan_.context > 1) all.push_back(options_.context > 0 ? "a smaller --context" : "--context");
     if (bits_of(cache_type_) > 8 && device_.attend(Type::i8) != nullptr) all.push_back("--cache int8");
-    if (options_.sequences > 1) all.push_back("fewer texts");
+    if (options_.sequences > 1) all.push_back("a smaller batch");
   } else {
     if (options_.chunk > 32) all.push_back("a smaller --chunk");
-    if (options_.sequences > 1) all.push_back("fewer texts");
+    if (options_.sequences > 1) all.push_back("a smaller batch");
   }
   return all.empty() ? "" : "; try " + listed(all, " or ");
 }
@@ -142,10 +141,10 @@ void Model::allocate(bool only_plan) {
   plan_.cache = plan_.activations = 0;
   for (Layer& layer : layers_) {
     const int64_t elements = texts * pages * page_ * nk, size = bits_of(cache_type_) / 8;
-    for (auto* side : {&layer.keys, &layer.values}) make_of(plan_.cache, *side, elements * size, "keys and values");
+    for (auto* side : {&layer.keys, &layer.values}) make_of(plan_.cache, *side, elements * size, "the KV cache");
     if (cache_type_ != Type::i8) continue;
     for (auto* scales : {&layer.key_scales, &layer.value_scales})
-      make_of(plan_.cache, *scales, elements / c.head_dim, "keys and values");
+      make_of(plan_.cache, *scales, elements / c.head_dim, "the KV cache");
   }
   make(table_, texts * pages);
   if (!only_plan) {

@@ -24,7 +24,7 @@ int type_of(const std::string& name, const char* option, const char* otherwise, 
     if (name == name_of(Type(i))) return i;
     all += std::string(", ") + name_of(Type(i));
   }
-  throw Error(option, ": ", shown(name), " is none of ", all);
+  throw Error(option, ": ", shown(name), " is not one of ", all);
 }
 int weights_type_of(const Settings& settings) {
   return type_of(settings.weights, "--weights", "stored", Type::f32, Type::i4);
@@ -122,7 +122,7 @@ double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
 
 Session::Session(const Settings& all) : settings(all) {
   const std::string& directory = settings.directory;
-  if (directory.empty()) throw Error("--model: no directory is named");
+  if (directory.empty()) throw Error("--model: the directory is empty");
   if (!file_exists(directory + "/config.json")) {
     if (const std::string why = why_no_weights(directory); !why.empty()) throw Error(directory + ": " + why);
   }
@@ -136,7 +136,7 @@ Session::Session(const Settings& all) : settings(all) {
   for (const char* name : {"bos_token", "eos_token"}) {
     const std::string text = tokenizer->special_names.value(name, "");
     if (!text.empty() && tokenizer->id_of(text) < 0)
-      settings.say("tokenizer_config.json: ", name, ": ", shown(text), " is no token");
+      settings.say("tokenizer_config.json: ", name, ": ", shown(text), " is not in the vocabulary");
   }
 
   const Json variables = template_variables(settings.template_variables);
@@ -171,7 +171,7 @@ int64_t Session::tokens() const { return std::min(config.vocabulary, tokenizer->
 void Session::say_unread(const char* file, const std::vector<std::string>& fields) const {
   std::vector<std::string> names;
   for (const std::string& name : fields) names.push_back(shown(name));
-  if (!names.empty()) settings.say(file, ": not read: ", listed(names));
+  if (!names.empty()) settings.say(file, ": ignored: ", listed(names));
 }
 
 // Options that are not given have the values of generation_config.json. --top-k, --top-p and --min-p imply sampling.
@@ -185,7 +185,7 @@ void Session::read_sampling() {
   };
   const auto checked = [](const char* name, double x, double low, double high) {
     if (x >= low && x <= high) return float(x);
-    throw Error("sampling, by an option or by generation_config.json: ", name, " is not between ", low, " and ", high);
+    throw Error(name, " (option or generation_config.json): ", x, " is not between ", low, " and ", high);
   };
   const double temperature = stated("temperature", 1), top_p = stated("top_p", 1), min_p = stated("min_p", 0),
                penalty = stated("repetition_penalty", 1);
@@ -197,7 +197,7 @@ void Session::read_sampling() {
             int32_t(settings.top_k.value_or(draws ? std::clamp<int64_t>(top_k, 0, 1000000000) : 0))};
   seed = settings.seed ? *settings.seed : std::random_device{}();
   for (const std::string& stop : settings.stops) {
-    if (stop.empty()) throw Error("--stop: an empty string would end every text");
+    if (stop.empty()) throw Error("--stop: the string is empty");
     if (valid_utf8(stop) != stop) throw Error("--stop: ", shown(valid_utf8(stop)), " is not UTF-8");
   }
 
@@ -216,12 +216,12 @@ void Session::read_sampling() {
 
 void Session::choose_device() {
   if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu")
-    throw Error("--device: ", shown(settings.device), " is none of auto, cpu, gpu");
+    throw Error("--device: ", shown(settings.device), " is not one of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
     device = make_gpu(activation_types(weights_type_of(settings), weights->all()), settings.threads, why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: ", why);
-    if (device == nullptr) settings.say("on the CPU: ", why);
+    if (device == nullptr) settings.say("running on the CPU: ", why);
   }
   if (device == nullptr) device = make_cpu(settings.threads);
 }
@@ -239,16 +239,15 @@ ModelOptions Session::options(int64_t sequences) const {
 
 void Session::load(int64_t sequences) {
   {
-    ProgressLine loading(settings, "loading", 0.2);
+    ProgressLine loading(settings, "loading weights", 0.2);
     model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
   }
   say_changes(model->plan());
   const int64_t context = model->context(), positions = config.positions;
   if (settings.sinks < 0 && context > positions)
-    settings.say("a context of ", context, " tokens: the model was made for ", positions);
+    settings.say("warning: the context of ", context, " tokens exceeds the ", positions, " of the model's training");
   if (settings.context == 0 && context < positions)
-    settings.say("a context of ", context, " tokens of ", positions,
-                 ", as there is no memory for more; --context sets it");
+    settings.say("context reduced from ", positions, " to ", context, " tokens to fit into memory; --context sets it");
 }
 
 Json Session::about() const {
@@ -260,10 +259,10 @@ void Session::check(const std::vector<Tokenizer::Ids>& prompts, const std::vecto
     const std::string which = i < lines.size()     ? concat("the prompt in line ", lines[i])
                               : prompts.size() > 1 ? concat("prompt ", i + 1)
                                                    : "the prompt";
-    if (prompts[i].empty()) throw Error(which, " is empty, and this tokenizer has no token that begins a text");
+    if (prompts[i].empty()) throw Error(which, " is empty, and the tokenizer adds no BOS");
     if (settings.sinks < 0 && int64_t(prompts[i].size()) >= model->context())
-      throw Error(which, " has ", prompts[i].size(), " tokens, and the context is ", model->context(),
-                  "; a larger --context has room for it");
+      throw Error(which, " has ", prompts[i].size(), " tokens, but the context is ", model->context(),
+                  "; try a larger --context");
   }
 }
 
@@ -287,7 +286,7 @@ class Writer {
         texts_(prompts.size()),
         streams_(prompts.size()),
         holds_(prompts.size(), Stops(session.settings.stops)),
-        reading_(session.settings, "reading", 1) {
+        reading_(session.settings, "reading prompt", 1) {
     for (size_t i = 0; i < prompts.size(); ++i)
       texts_[i].ids = prompts[i], to_read_ += texts_[i].prompt = int64_t(prompts[i].size());
   }

@@ -20,13 +20,13 @@ std::string why_not_open(const std::string& path) {
   std::error_code none;
   const std::string directory = fs::path(path).parent_path().string(), failed = "cannot open " + path;
   if (directory.empty() || fs::is_directory(directory, none)) return failed;
-  if (fs::exists(directory, none)) return failed + ": " + directory + " is a file, and not a directory";
+  if (fs::exists(directory, none)) return failed + ": " + directory + " is not a directory";
   const auto usual = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("/-_.", c); };
   const bool is_name = fs::path(path).filename() == "config.json" && directory[0] != '.' && directory[0] != '/' &&
                        std::count(directory.begin(), directory.end(), '/') == 1 &&
                        std::all_of(directory.begin(), directory.end(), usual);
-  const std::string why = failed + ": there is no such directory";
-  return is_name ? why + "; hf download " + directory + " --local-dir " + directory + " fetches a model" : why;
+  const std::string why = failed + ": no such directory";
+  return is_name ? why + "; to download: hf download " + directory + " --local-dir " + directory : why;
 }
 
 }  // namespace
@@ -50,13 +50,13 @@ void put(std::FILE* out, const std::string& text) {
 
 Json parse_json(const std::string& text, const std::string& what) {
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kDeepest) throw Error(what + ": JSON is nested more than " + std::to_string(kDeepest) + " deep");
+    if (depth > kDeepest) throw Error(what + ": JSON nested more than " + std::to_string(kDeepest) + " levels deep");
     return true;
   };
   try {
     return Json::parse(text, shallow);
   } catch (const Json::exception& e) {
-    throw Error(what + ": not JSON: " + shown(e.what(), 160));
+    throw Error(what + ": invalid JSON: " + shown(e.what(), 160));
   }
 }
 
@@ -64,21 +64,20 @@ bool file_exists(const std::string& path) { return std::ifstream(path).good(); }
 
 void refuse_pointer(std::string_view bytes, const std::string& what) {
   if (bytes.rfind("version https://git-lfs", 0) == 0)
-    throw Error(what + ": a Git LFS pointer, not the file itself (git lfs pull)");
+    throw Error(what + ": a Git LFS pointer, not the file; run git lfs pull");
 }
 
 std::string read_file(const std::string& path, size_t most) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error(why_not_open(path));
   std::error_code none;
-  if (std::filesystem::is_directory(path, none)) throw Error(path + ": a directory, and not a file");
+  if (std::filesystem::is_directory(path, none)) throw Error(path + ": a directory, not a file");
   // Piece by piece, because a pipe has no size and cannot be rewound.
   std::string text;
   std::vector<char> piece(size_t(1) << 16);
   while (file.read(piece.data(), std::streamsize(piece.size())), file.gcount() > 0) {
     text.append(piece.data(), size_t(file.gcount()));
-    if (text.size() > most)
-      throw Error(path + ": more than the " + std::to_string(most) + " bytes that such a file may have");
+    if (text.size() > most) throw Error(path + ": larger than " + std::to_string(most) + " bytes");
   }
   if (file.bad()) throw Error("cannot read " + path);
   refuse_pointer(text, path);

@@ -33,7 +33,7 @@ struct Error : std::runtime_error {
 
 // The output cannot be written any more.
 struct OutputError : Error {
-  OutputError() : Error("the output cannot be written") {}
+  OutputError() : Error("cannot write to the standard output") {}
 };
 
 // Writes and flushes a text, or throws OutputError.

@@ -22,7 +22,7 @@ namespace k = kernels;
 
 namespace {
 
-constexpr const char* kNoGguf = "GGUF files are not supported, only directories with config.json and .safetensors";
+constexpr const char* kNoGguf = "GGUF files are not supported, only config.json with .safetensors files";
 bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
 
 // The JSON header; `length` becomes its length.
@@ -31,7 +31,7 @@ Json header_of(const unsigned char* data, size_t size, const std::string& name, 
   refuse_pointer(bytes, name);
   if (is_gguf(bytes)) throw Error(name, ": ", kNoGguf);
   const std::string perhaps = ": the download may be incomplete";
-  if (size < 8) throw Error(name, ": shorter than a header", perhaps);
+  if (size < 8) throw Error(name, ": shorter than the header", perhaps);
   length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
   if (length > size - 8) throw Error(name, ": the header is longer than the file", perhaps);
@@ -56,10 +56,10 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
     fields.list("shape");
     const auto shape = fields.integers("shape", 0, int64_t(1) << 40),
                place = fields.integers("data_offsets", 0, INT64_MAX);
-    if (place.size() != 2 || place[0] > place[1]) fields.refuse("data_offsets", "not a beginning and an end");
+    if (place.size() != 2 || place[0] > place[1]) fields.refuse("data_offsets", "not a start and an end");
     if (place[1] > room)
-      fields.refuse(concat("its bytes lie outside of the file, which ends ", place[1] - room,
-                           " bytes before: the download may be incomplete"));
+      fields.refuse(concat("ends ", place[1] - room, " bytes after the end of the file",
+                           ": the download may be incomplete"));
     taken.emplace_back(place[0], place[1]);
     const auto type = types.find(dtype);
     if (type == types.end()) {
@@ -72,12 +72,12 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
       bytes *= d;
     }
     if (bytes != place[1] - place[0])
-      fields.refuse(concat("the shape takes ", bytes, " bytes, and there are ", place[1] - place[0]));
+      fields.refuse(concat("the shape needs ", bytes, " bytes, but data_offsets has ", place[1] - place[0]));
     out[item.key()] = {type->second, shape, data + 8 + length + place[0], size_t(bytes)};
   }
   std::sort(taken.begin(), taken.end());
   for (size_t i = 1; i < taken.size(); ++i) {
-    if (taken[i].first < taken[i - 1].second) throw Error(name, ": two tensors share bytes");
+    if (taken[i].first < taken[i - 1].second) throw Error(name, ": two tensors overlap");
   }
   return out;
 }
@@ -94,8 +94,8 @@ std::shared_ptr<void> mapped(const std::string& path, size_t& size) {
   size = fstat(file, &about) == 0 && S_ISREG(about.st_mode) ? size_t(about.st_size) : 0;
   void* const data = size > 0 ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
   close(file);
-  if (size == 0) throw Error(path, ": empty, or not a file");
-  if (data == MAP_FAILED) throw Error(path, ": cannot be mapped into memory");
+  if (size == 0) throw Error(path, ": empty or not a file");
+  if (data == MAP_FAILED) throw Error(path, ": cannot be memory-mapped");
   return {data, [size](void* p) { munmap(p, size); }};
 }
 
@@ -107,10 +107,9 @@ std::string why_not_read(const fs::path& file) {
   std::ifstream(file, std::ios::binary).read(begin, sizeof(begin));
   if (file.extension() == ".gguf" || is_gguf({begin, sizeof(begin)})) return kNoGguf;
   if (name.rfind("pytorch_model.bin", 0) == 0)
-    return "has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported";
+    return "weights in pytorch_model.bin (pickle) are not supported, only .safetensors";
   if (name.rfind("consolidated.", 0) == 0)
-    return "has its weights in " + shown(name) + ", with the names of the model's own program: only config.json and " +
-           "model.safetensors of transformers are supported";
+    return "weights in " + shown(name) + " are not supported, only config.json and model.safetensors of transformers";
   return "";
 }
 
@@ -123,7 +122,7 @@ std::string others_in(const std::string& directory) {
   }
   if (names.empty()) return "";
   const std::string more = names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "";
-  return "; it has " + *names.begin() + more + ", which may be a part of a model, or have another name than it should";
+  return "; found " + *names.begin() + more;
 }
 
 }  // namespace
@@ -150,15 +149,15 @@ Weights::Weights(const std::string& directory) {
     for (const auto& item : map.items()) {
       const std::string file = map.text(item.key());
       if (file.empty() || file.find('/') != std::string::npos || file.find('\0') != std::string::npos || file[0] == '.')
-        throw Error(index, ": ", shown(file), " is not the name of a file in this directory");
+        throw Error(index, ": ", shown(file), " is not a file name in this directory");
       where[item.key()] = file;
       names.insert(file);
     }
-    if (names.empty()) throw Error(index, ": lists no tensors");
+    if (names.empty()) throw Error(index, ": no tensors");
   } else {
     const std::string why = why_no_weights(directory);
     if (!why.empty()) throw Error(directory, ": ", why);
-    throw Error(directory, ": has neither model.safetensors nor model.safetensors.index.json", others_in(directory));
+    throw Error(directory, ": no model.safetensors or model.safetensors.index.json", others_in(directory));
   }
   for (const std::string& name : names) {
     size_t size = 0;
@@ -166,7 +165,7 @@ Weights::Weights(const std::string& directory) {
     const auto* const data = static_cast<const unsigned char*>(files_.back().get());
     for (auto& [tensor, value] : parse_safetensors(data, size, name, &others_)) {
       if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name))
-        throw Error(name, ": ", shown(tensor), " is not listed for this file in the index");
+        throw Error(name, ": ", shown(tensor), " is not listed for this file in model.safetensors.index.json");
       tensors_[tensor] = value;
     }
   }
@@ -178,9 +177,9 @@ Weights::Weights(const std::string& directory) {
 
 const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
   if (const auto other = others_.find(name); other != others_.end())
-    throw Error(name, ": weights of type ", other->second, " are not supported");
+    throw Error(name, ": type ", other->second, " is not supported");
   const auto at = tensors_.find(name);
-  if (at == tensors_.end()) throw Error("the tensor ", name, " is missing");
+  if (at == tensors_.end()) throw Error("tensor ", name, " is missing");
   read_.insert(name);
   const auto text = [](const std::vector<int64_t>& s) {
     std::string out;
@@ -188,7 +187,7 @@ const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& 
     return out;
   };
   if (at->second.shape != shape)
-    throw Error("the tensor ", name, " is ", text(at->second.shape), ", and config.json makes it ", text(shape));
+    throw Error("tensor ", name, " is ", text(at->second.shape), ", but config.json implies ", text(shape));
   return at->second;
 }
 

@@ -66,7 +66,7 @@ TEST_CASE("templates make what Jinja2 makes of them, or are refused") {
     std::string why;
     INFO(source);
     CHECK(rendered(source, messages, Json::object(), now, &why).is_null());
-    CHECK(why.find("the chat template, line 1: ") == 0);
+    CHECK(why.find("chat template, line 1: ") == 0);
   }
 }
 
@@ -74,8 +74,8 @@ TEST_CASE("what templates ask for and nobody has is called by its name") {
   for (const auto& [source, expected] : std::map<std::string, std::string>{
            {"{{ '%s' | format(1) }}", "the filter 'format' is not supported"},
            {"{{ 'a' | wordwrap(width=5) }}", "the filter 'wordwrap' is not supported"},
-           {"{{ 'a'.format(1) }}", "the method 'format' of a text is not supported"},
-           {"{{ 'a'.zfill(3) }}", "the method 'zfill' of a text is not supported"},
+           {"{{ 'a'.format(1) }}", "the method 'format' of a string is not supported"},
+           {"{{ 'a'.zfill(3) }}", "the method 'zfill' of a string is not supported"},
            {"{{ {'a': 1}.pop('a') }}", "the method 'pop' of a dict is not supported"},
            {"{{ {}.copy() }}", "the method 'copy' of a dict is not supported"},
            {"{{ 1 is sameas(1) }}", "the test 'sameas' is not supported"}}) {
@@ -144,7 +144,7 @@ TEST_CASE("templates that would never end, or make too much, are refused") {
     INFO(llm::shown(source));
     std::string why;
     CHECK(rendered(source, {{"user", "x"}}, Json::object(), 0, &why).is_null());
-    CHECK(why.find("the chat template, line ") == 0);
+    CHECK(why.find("chat template, line ") == 0);
   }
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("templates are found where models have them") {
           .dump());
   CHECK(why("").find("it has rag, tool_use") != std::string::npos);
   CHECK(ids("tool_use") == encoded("two"));
-  CHECK(why("rag").find("the chat template, line 1") == 0);
+  CHECK(why("rag").find("chat template, line 1") == 0);
   folder.write("chat_template.jinja", "four");
   CHECK(ids("") == encoded("four"));
   folder.write("other", "five");

@@ -37,7 +37,7 @@ const char* with_cache(const Cache& cache, const Heads& heads, const Tokens& tok
     if (cache.type == kCaches[i]) return f(cache_of<Element<kCaches[i]>>(cache, heads, tokens));
     return with_cache<i + 1>(cache, heads, tokens, f);
   } else {
-    return "keys and values of this type are not compiled in for this device";
+    return "this type of KV cache is not compiled in for this device";
   }
 }
 

@@ -86,9 +86,9 @@ class Cpu : public Device {
         calls_ = unit;
     }
     if (calls_.rows == nullptr)
-      throw Error(wanted != nullptr ? "LLM_UNIT=" + shown(wanted) + ": there is no such code" : "there is no code",
-                  " here for this machine, only for ", listed(names),
-                  "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
+      throw Error(wanted != nullptr ? "LLM_UNIT=" + shown(wanted) : "this CPU",
+                  ": not supported by this build or this CPU; compiled in: ", listed(names),
+                  " (set by -DKERNELS_LLM_UNITS)");
   }
 
   std::string name() const override {
@@ -201,7 +201,7 @@ std::string names_of(const std::function<bool(Type)>& has) {
   for (int i = 0; i < kTypes; ++i) {
     if (has(Type(i))) names.push_back(name_of(Type(i)));
   }
-  return names.empty() ? "nothing" : listed(names);
+  return names.empty() ? "none" : listed(names);
 }
 
 #if !LLM_GPU

@@ -87,7 +87,7 @@ class Buffer {
       : device_(&device), count_(size_t(count)), shared_(shared), what_(what) {
     const size_t bytes = std::max<size_t>(1, count_ * sizeof(T));
     p_ = static_cast<T*>(device.allocate(bytes, shared));
-    if (p_ == nullptr) throw Error("no room for ", bytes, " bytes of ", what, " (", device.free_bytes(), " are free)");
+    if (p_ == nullptr) throw Error("out of memory: ", bytes, " bytes for ", what, ", ", device.free_bytes(), " free");
   }
   ~Buffer() {
     if (p_ != nullptr) device_->release(p_, shared_);
@@ -109,7 +109,7 @@ class Buffer {
  private:
   void check(size_t count, size_t at) const {
     if (count > count_ || at > count_ - count)
-      throw Error(count, " elements at ", at, " are beyond the ", count_, " of ", what_);
+      throw Error(count, " elements at ", at, " exceed the ", count_, " of ", what_);
   }
   void swap(Buffer& other) {
     std::swap(device_, other.device_), std::swap(count_, other.count_), std::swap(p_, other.p_),

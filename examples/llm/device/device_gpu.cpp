@@ -19,7 +19,7 @@ namespace {
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
-  throw Error("the GPU: ", cudaGetErrorString(error));
+  throw Error("CUDA: ", cudaGetErrorString(error));
 }
 
 class Graph {
@@ -141,7 +141,7 @@ std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threa
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
     (void)cudaGetLastError();
-    why = error != cudaSuccess ? cudaGetErrorString(error) : "there is no GPU";
+    why = error != cudaSuccess ? cudaGetErrorString(error) : "no GPU found";
     return nullptr;
   }
   return std::make_unique<Gpu>(activations, threads);

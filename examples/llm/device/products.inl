@@ -76,7 +76,7 @@ const char* up(const Place& place, Activation activation, const Inputs& y, const
   if (gate && activation == Activation::silu) return product(place, y, k::gated(weights(gate), weights(w)), k::swiglu() | out, shape);
   if (gate && activation == Activation::gelu_tanh) return product(place, y, k::gated(weights(gate), weights(w)), k::geglu() | out, shape);
   if (!gate && activation == Activation::gelu_tanh) return product(place, y, weights(w), k::bias(bias) | k::gelu() | out, shape);
-  return "this activation is not compiled in";
+  return "this activation function is not compiled in";
 }
 
 const char* expert_up(const Place& place, const Experts& e, const void* y, const Matrix& gate, const Matrix& w, void* h, int64_t rows) {

@@ -11,7 +11,7 @@ const char* with_table(const Matrix& table, const F& f) {
     case Type::f32: return f(static_cast<const float*>(table.data));
     case Type::f16: return f(static_cast<const k::half*>(table.data));
     case Type::bf16: return f(static_cast<const k::bfloat16*>(table.data));
-    default: return "embeddings are fp32, fp16 or bf16";
+    default: return "the embedding is not fp32, fp16 or bf16";
   }
 }
 

@@ -21,7 +21,7 @@ Value Run::function(const std::string& name, const Arguments& given) {
     for (const Value& v : a) if (!is_missing(v) && !is_number(v)) wrong("a range", v);
     const bool one = is_missing(a[1]);
     const int64_t from = one ? 0 : a[0].n, to = one ? a[0].n : a[1].n, step = is_missing(a[2]) ? 1 : a[2].n;
-    if (step == 0) fail("a range of step 0");
+    if (step == 0) fail("a range with step 0");
     List list;
     for (int64_t i = from; step > 0 ? i < to : i > to;) {
       if (list.size() >= kLongestRange) fail("a range of more than " + std::to_string(kLongestRange) + " numbers");
@@ -39,7 +39,7 @@ Value Run::function(const std::string& name, const Arguments& given) {
   localtime_r(&time_, &local);
   char text[256];
   const size_t n = std::strftime(text, sizeof(text), format.c_str(), &local);
-  if (n == 0 && !format.empty()) fail("this format of a time is not supported");
+  if (n == 0 && !format.empty()) fail("this time format is not supported");
   return made(wide(std::string_view(text, n)));
 }
 
@@ -49,7 +49,7 @@ Value Run::cased(const Text& text, const F& upper) {
   Text out = text;
   for (size_t i = 0; i < out.size(); ++i) {
     char32_t& c = out[i];
-    if ((c & kCharacter) >= 128) fail("upper and lower case of '" + narrow(Text(1, c)) + "' are not supported");
+    if ((c & kCharacter) >= 128) fail("upper or lower case of '" + narrow(Text(1, c)) + "' is not supported");
     if (is_letter(c)) c = upper(i) ? c & ~char32_t(32) : c | 32;
   }
   return made(std::move(out));
@@ -86,7 +86,7 @@ Value Run::split(const Text& text, const Arguments& given) {
   const bool spaces = a[0].kind <= Value::none;
   const Text by = spaces ? Text() : text_of(a[0]);
   spend_search(text, by);
-  if (!spaces && (a[0].kind != Value::text || by.empty())) fail("'split' by nothing");
+  if (!spaces && (a[0].kind != Value::text || by.empty())) fail("'split' by an empty string");
   const auto end_of = [&](size_t begin) {
     return spaces ? size_t(std::find_if(text.begin() + int64_t(begin), text.end(), is_space) - text.begin())
                   : std::min(text.size(), find(text, by, begin));
@@ -108,7 +108,7 @@ Value Run::replace(const Text& text, const Arguments& given) {
   const auto a = bind("replace", given, {"old", "new", "count"}, 2);
   const Text from = text_of(a[0]), to = text_of(a[1]);
   spend_search(text, from);
-  if (from.empty()) fail("'replace' of an empty text is not supported");
+  if (from.empty()) fail("'replace' of an empty string is not supported");
   Text out;
   size_t done = 0;
   for (int64_t times = is_number(a[2]) ? a[2].n : -1; times != 0; --times) {
@@ -129,7 +129,7 @@ Value Run::text_method(const std::string& name, const Value& of, const Arguments
   if (name == "join") return joined(elements(bind(name, given, {"list"}, 1)[0]), text);
   if (name == "replace") return replace(text, given);
   if (!is_one_of(" upper lower capitalize title ", name))
-    fail("the method '" + shown(name) + "' of a text is not supported");
+    fail("the method '" + shown(name) + "' of a string is not supported");
   bind(name, given, {});
   if (name == "capitalize") return cased(text, [](size_t i) { return i == 0; });
   if (name == "title") return cased(text, [&](size_t i) { return i == 0 || !is_letter(text[i - 1]); });
@@ -240,7 +240,7 @@ Value Run::filter(const std::string& name, const Value& of, Arguments given) {
   if (name == "tojson") {
     const auto a = bind(name, given, {"ensure_ascii", "indent"});
     const Value& indent = a[1];
-    if (truth(a[0])) fail("'tojson' in ASCII is not supported");
+    if (truth(a[0])) fail("'tojson' with ensure_ascii is not supported");
     if (indent.kind > Value::none && (indent.kind != Value::integer || indent.n < 0 || indent.n > 64))
       wrong("an indent", indent);
     Text out;
@@ -269,7 +269,7 @@ Value Run::filter(const std::string& name, const Value& of, Arguments given) {
   if (name == "first" || name == "last") {
     if (name == "last") length(of);  // fails for a stream
     const List list = elements(of);
-    return list.empty() ? nothing("the " + name + " of nothing") : name == "first" ? list.front() : list.back();
+    return list.empty() ? nothing("the " + name + " of an empty list") : name == "first" ? list.front() : list.back();
   }
   if (name == "reverse") {
     List list = elements(of);

@@ -23,7 +23,7 @@ constexpr size_t kWork = 1 << 25, kNodeWork = 16;  // limit of characters and el
 constexpr size_t kLongestRange = 100000;           // as in Jinja's sandbox
 
 [[noreturn]] inline void fail(int line, const std::string& why) {
-  throw Error("the chat template, line " + std::to_string(line) + ": " + why);
+  throw Error("chat template, line " + std::to_string(line) + ": " + why);
 }
 
 inline Text wide(std::string_view utf8, char32_t origin = 0) {

@@ -49,7 +49,7 @@ class Parser {
     if (!skip(text)) fail(now().line, "'" + text + "' is missing");
   }
   void expect(Token::Kind kind) {
-    if (next().kind != kind) fail(tokens_[at_ - 1].line, "something is left over, or missing, in a tag");
+    if (next().kind != kind) fail(tokens_[at_ - 1].line, "unexpected end or content of a tag");
   }
   std::string expect_word() {
     if (now().kind != Token::word) fail(now().line, "a name is missing");
@@ -60,7 +60,7 @@ class Parser {
                Value value = {}) {
     int depth = 1;
     for (const NodePtr& part : parts) depth = std::max(depth, part == nullptr ? 1 : part->depth + 1);
-    if (depth > kNesting) fail(line, "it is nested too deep");
+    if (depth > kNesting) fail(line, "nested too deep");
     return std::make_shared<const Node>(
         Node{kind, line, std::move(parts), word, std::move(words), std::move(value), depth});
   }
@@ -70,7 +70,7 @@ class Parser {
   NodePtr constant(Value value) { return node(Node::constant, now().line, {}, "", {}, std::move(value)); }
   struct Deeper {
     explicit Deeper(Parser& parser) : depth(parser.depth_) {
-      if (++depth > kNesting) fail(parser.now().line, "it is nested too deep");
+      if (++depth > kNesting) fail(parser.now().line, "nested too deep");
     }
     ~Deeper() { --depth; }
     int& depth;
@@ -230,7 +230,7 @@ class Parser {
     const bool word = now().kind == Token::word && !is_any({"else", "or", "and", "if", "is", "in", "not"});
     const bool bare = word || now().kind == Token::string || now().kind == Token::integer || is("[") || is("{");
     NodePtr out = bare ? node(Node::test, {of, postfix(primary())}, name, {""}) : with_arguments(Node::test, of, name);
-    if (is("is")) fail(now().line, "a test of a test");
+    if (is("is")) fail(now().line, "'is' after 'is' is not supported");
     return inverse ? node(Node::inverse, {out}) : out;
   }
   // A call, or a filter or test, which may have no brackets.
@@ -243,7 +243,7 @@ class Parser {
       if (skip(")")) break;
       const bool named = now().kind == Token::word && is("=", 1);
       if (!named && !names.empty() && !names.back().empty())
-        fail(now().line, "an argument without a name behind one with a name");
+        fail(now().line, "a positional argument after a named one");
       names.push_back(named ? next().text : "");
       if (named) next();
       parts.push_back(expression());
@@ -261,7 +261,7 @@ class Parser {
         int colons = 0;
         while (!is("]")) {
           if (skip(":")) {
-            if (++colons > 2) fail(now().line, "a slice of more than three parts");
+            if (++colons > 2) fail(now().line, "a slice with more than three parts");
           } else if (bounds[colons] == nullptr) {
             bounds[colons] = expression();
           } else {

@@ -48,8 +48,8 @@ class Run : public Values {
         if (node.words.size() == 1) check_kept(value);
         if (node.word.empty()) return assign(node.words, value), on;
         const Value* const space = lookup(node.word);
-        if (space == nullptr || space->kind != Value::space) fail("'" + node.word + "' is no namespace");
-        if (value.kind == Value::space) fail("a namespace within a namespace is not supported");
+        if (space == nullptr || space->kind != Value::space) fail("'" + node.word + "' is not a namespace");
+        if (value.kind == Value::space) fail("a nested namespace is not supported");
         put(*space->entries, wide(node.words[0]), value);
         return on;
       }
@@ -60,7 +60,7 @@ class Run : public Values {
         return on;
       }
       case Node::define: {
-        if (!scopes_.empty()) fail("a macro within a loop or a macro is not supported");
+        if (!scopes_.empty()) fail("a macro inside a loop or macro is not supported");
         Value macro = Value::of(Value::macro);
         macro.body = &node;
         set(node.word, macro);
@@ -69,7 +69,7 @@ class Run : public Values {
       case Node::generation: return run_inside(*node.parts[0], out);
       case Node::leave: return left;
       case Node::next: return again;
-      default: fail("an expression where a statement should be");
+      default: fail("expected a statement");
     }
   }
 
@@ -79,7 +79,7 @@ class Run : public Values {
     Deeper(Run& run, int line) : run_(run), before_(run.line_) {
       run.line_ = line;
       run.spend(kNodeWork);
-      if (++run.depth_ > kCalls) run.fail("it is nested too deep");
+      if (++run.depth_ > kCalls) run.fail("calls are nested too deep");
     }
     ~Deeper() { --run_.depth_, run_.line_ = before_; }
 
@@ -147,7 +147,7 @@ class Run : public Values {
       if (v.kind != Value::none) bounds[i] = v.n;
     }
     const int64_t n = length(of), step = bounds[2].value_or(1);
-    if (step == 0) fail("a slice of step 0");
+    if (step == 0) fail("a slice with step 0");
     const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
     const auto bound = [&](std::optional<int64_t> at, int64_t otherwise) {
       return !at ? otherwise : std::min(high, std::max(low, *at < 0 ? *at + n : *at));
@@ -220,7 +220,7 @@ class Run : public Values {
       case Node::choose:
         if (truth(part(0))) return part(1);
         return node.parts[2] != nullptr ? part(2) : nothing("the other case");
-      default: fail("a statement where an expression should be");
+      default: fail("expected an expression");
     }
   }
   Value name(const Node& node) const {
@@ -247,7 +247,7 @@ class Run : public Values {
       const size_t at = name.empty() ? i : size_t(std::find(names.begin(), names.end(), name) - names.begin());
       if (at >= names.size() || !is_missing(out[at]))
         fail("'" + shown(what) + "' with " +
-             (name.empty() ? "so many arguments" : "the argument '" + shown(name) + "'") + " is not supported");
+             (name.empty() ? "this many arguments" : "the argument '" + shown(name) + "'") + " is not supported");
       out[at] = given.values[i];
     }
     for (size_t i = 0; i < least; ++i) {

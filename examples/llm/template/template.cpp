@@ -10,7 +10,7 @@ Value value_of(const Json& json) {
   if (json.is_null()) return Value::of(Value::none);
   const bool huge = json.is_number_unsigned() && json.get<uint64_t>() > uint64_t(INT64_MAX);
   if (json.is_number_integer() && !huge) return Value::of(Value::integer, json.get<int64_t>());
-  throw Error("a variable of the chat template is neither a text, a whole number, true, false nor null");
+  throw Error("a chat template variable is not true, false, null, an integer or a string");
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
     const bool is_name = std::all_of(message.role.begin(), message.role.end(),
                                      [](char c) { return is_letter(static_cast<unsigned char>(c)) || c == '_'; });
     if (!is_name)
-      throw Error("a message of the role " + shown(message.role));  // templates put roles into control tokens
+      throw Error("the role " + shown(message.role) + " is not supported");  // templates put roles into control tokens
     const char32_t origin = message.role == "assistant" ? kByModel : kByOthers;
     const Value role = Value::of(wide(message.role)), content = Value::of(wide(message.content, origin));
     list.push_back(run.dict_of({{U"role", role}, {U"content", content}}));

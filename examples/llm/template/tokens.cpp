@@ -57,7 +57,7 @@ class Lexer {
   }
   void comment() {
     const size_t end = source_.find(U"#}", at_);
-    if (end == Text::npos) fail(line_, "a comment does not end");
+    if (end == Text::npos) fail(line_, "unterminated comment");
     const char32_t sign = end > at_ ? source_[end - 1] : 0;
     close(end + 2, sign == '-' || sign == '+' ? sign : 0, true);
   }
@@ -68,7 +68,7 @@ class Lexer {
     std::string open;  // the closing brackets that are still to come
     for (;;) {
       while (is_space(now(at_))) advance(at_ + 1);
-      if (at_ >= source_.size()) fail(first, "a tag does not end");
+      if (at_ >= source_.size()) fail(first, "unterminated tag");
       const char32_t c = source_[at_];
       const bool has_sign = (c == '-' || (c == '+' && !print)) && is(at_ + 1, end);
       if (open.empty() && (has_sign || is(at_, end))) {
@@ -88,8 +88,8 @@ class Lexer {
     const bool digits = word[0] - '0' < 10;
     if (digits && (word.size() > 18 || (word.size() > 1 && word[0] == '0') ||
                    word.find_first_not_of(U"0123456789") != Text::npos))
-      fail(line_, "this form of number is not supported");
-    if (digits && now(to) == '.' && now(to + 1) - '0' < 10) fail(line_, "numbers with fractions are not supported");
+      fail(line_, "this number format is not supported");
+    if (digits && now(to) == '.' && now(to + 1) - '0' < 10) fail(line_, "floating-point numbers are not supported");
     push(digits ? Token::integer : Token::word, to, word);
   }
   void sign(std::string& open) {
@@ -99,7 +99,7 @@ class Lexer {
       if (is(at_, two)) sign = two;
     }
     if (sign.empty() && Text(U"+-*/%~<>=.,:|()[]{}").find(c) != Text::npos) sign = c;
-    if (sign.empty()) fail(line_, "the character '" + shown(narrow(Text(1, c))) + "' is not expected");
+    if (sign.empty()) fail(line_, "unexpected character '" + shown(narrow(Text(1, c))) + "'");
     if (c == '(' || c == '[' || c == '{') open.push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
     if (c == ')' || c == ']' || c == '}') {
       if (open.empty() || open.back() != char(c)) fail(line_, std::string("'") + char(c) + "' closes nothing");
@@ -117,7 +117,7 @@ class Lexer {
     size_t at = at_ + 1;
     Text text;
     for (;; ++at) {
-      if (at >= source_.size()) fail(first, "a string does not end");
+      if (at >= source_.size()) fail(first, "unterminated string");
       const char32_t c = source_[at];
       if (c == quote) break;
       if (c == '\\' && now(at + 1) != 0) escape(at, text);

@@ -38,7 +38,7 @@ class Values {
 
   void spend(size_t work) {
     work_ += work;
-    if (work_ > kWork) fail("it takes too long, or makes too much");
+    if (work_ > kWork) fail("too much time or output");
   }
   void spend_search(const Text& text, const Text& what) { spend(text.size() + text.size() * what.size() / 8); }
   void deepen(Value& whole, const Value& part) const {
@@ -50,7 +50,7 @@ class Values {
   void check_kept(const Value& v) const {
     if (v.kind == Value::loop) fail("'loop' without an attribute is not supported");
     if (v.kind == Value::list && v.n == Value::stream)
-      fail("what a filter makes without 'list' behind it cannot be kept");
+      fail("the result of a filter needs '| list' before it is stored");
   }
   void append(Text& to, const Text& more) {
     spend(more.size());
@@ -113,18 +113,18 @@ class Values {
       case Value::boolean: return v.n != 0 ? U"True" : U"False";
       case Value::integer: return wide(std::to_string(v.n));
       case Value::text: return *v.chars;
-      default: fail(name_of(v) + " as a text is not supported");
+      default: fail("printing " + name_of(v) + " is not supported");
     }
   }
   static std::string name_of(const Value& v) {
-    const char* const names[] = {"something undefined", "none", "true or false", "a number", "a text", "a list",
+    const char* const names[] = {"an undefined value", "none", "a boolean", "an integer", "a string", "a list",
                                  "a dict", "a namespace", "'loop' without an attribute", "a function", "a macro"};
     return names[v.kind];
   }
   [[noreturn]] void wrong(const std::string& what, const Value& v) const {
     fail(what + " of " + name_of(v) +
          (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
-         " is not possible or not supported");
+         " is not supported");
   }
   // The elements over which a loop goes.
   List elements(const Value& v) {
@@ -179,7 +179,7 @@ class Values {
   }
   void check_indexed(const Value& v) const {
     if (v.kind == Value::list && v.n >= Value::view)
-      fail("an element of what a filter or a method makes, without 'list' behind it, is not supported");
+      fail("the result of a filter or method needs '| list' before it is indexed");
   }
   Value item(const Value& of, const Value& at) const {
     if (of.kind == Value::undefined) wrong("an element", of);

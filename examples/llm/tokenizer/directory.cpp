@@ -41,7 +41,7 @@ bool is_like_llama(const std::string& name) {
 
 int32_t number_in(const std::string& text, const std::string& what) {
   if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos)
-    throw Error(what + ": " + shown(text) + ": not a token's number");
+    throw Error(what + ": " + shown(text) + ": not a token ID");
   return id_in(Json(std::stol(text)), what);
 }
 
@@ -60,8 +60,8 @@ void Tokenizer::read_vocabulary(const std::string& directory, const Fields& conf
     json["normalizer"] = {{"type", "NFC"}};
     json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {words, bytes}}};
   } else {
-    throw Error(directory + ": how a " + shown(type) + " splits words is known from its tokenizer.json or " +
-                "tokenizer.model, and there are only vocab.json and merges.txt");
+    throw Error(directory + ": " + shown(type) + " needs tokenizer.json or tokenizer.model: vocab.json and " +
+                "merges.txt do not say how it splits words");
   }
   std::istringstream merges(read_file(directory + "/merges.txt"));
   for (std::string line; std::getline(merges, line);) {
@@ -97,8 +97,8 @@ void Tokenizer::read_added_beside(const std::string& directory, const Fields& co
     } else {
       const int32_t known = id_of(token.text);
       const std::string there = bytes(token.id, true),
-                        is = what + ": " + shown(token.text) + " is the token " + std::to_string(token.id);
-      if (known >= 0 && known != token.id) throw Error(is + ", and " + std::to_string(known) + " in tokenizer.json");
+                        is = what + ": " + shown(token.text) + " has the ID " + std::to_string(token.id);
+      if (known >= 0 && known != token.id) throw Error(is + ", but " + std::to_string(known) + " in tokenizer.json");
       if (known < 0 && !there.empty()) throw Error(is + ", which is " + shown(there) + " in tokenizer.json");
     }
     add_added(token, what);
@@ -139,7 +139,7 @@ void Tokenizer::read_ends_beside(const Fields& config, const std::string& type, 
     ends.clear();
     if (!config.flag(flag, false)) return;
     if (id < 0 && !config.has(name)) id = id_of(usual);
-    if (id < 0) config.refuse(std::string(flag) + " is true, and there is no " + name);
+    if (id < 0) config.refuse(std::string(flag) + " is true, but there is no " + name);
     ends = {id};
   };
   if (source == Source::model && bos >= 0) before_ = {bos};
@@ -165,7 +165,7 @@ Tokenizer::Tokenizer(const std::string& directory) {
   else if (has("vocab.json"))
     read_vocabulary(directory, config, type);
   else
-    throw Error(directory + ": has neither tokenizer.json nor tokenizer.model");
+    throw Error(directory + ": no tokenizer.json, tokenizer.model or vocab.json");
 
   for (const auto& item : json.items()) {
     const std::string& name = item.key();
@@ -194,7 +194,7 @@ void Tokenizer::read_templates(const std::string& directory, const Fields& confi
       chat_templates[one.text("name")] = one.text("template");
     }
   } else if (all != nullptr) {
-    if (!all->is_string()) config.refuse("chat_template", "neither a text nor a list of templates");
+    if (!all->is_string()) config.refuse("chat_template", "not a string or an array of templates");
     chat_templates["default"] = all->get<std::string>();
   }
   if (file_exists(directory + "/chat_template.jinja"))

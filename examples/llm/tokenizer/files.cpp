@@ -54,13 +54,14 @@ std::string with_spaces(std::string_view text) {
 }  // namespace
 
 void Tokenizer::add_piece(const std::string& text, int32_t id, const std::string& what) {
-  if (id < 0 || id >= kMostTokens) throw Error(what + ": a token's number is out of range");
+  if (id < 0 || id >= kMostTokens)
+    throw Error(what, ": token ID ", id, " is not between 0 and ", kMostTokens - 1);
   if (size_t(id) >= pieces_.size()) pieces_.resize(size_t(id) + 1), control_.resize(size_t(id) + 1);
   pieces_[size_t(id)] = text;
 }
 
 void Tokenizer::add_added(const Added& token, const std::string& what) {
-  if (token.text.empty()) throw Error(what + ": an added token without text");
+  if (token.text.empty()) throw Error(what + ": an added token has no content");
   add_piece(token.text, token.id, what);
   control_[size_t(token.id)] = token.special;
   added_.push_back(token);
@@ -71,7 +72,7 @@ void Tokenizer::index_added() {
   for (Added& token : added_) {
     std::vector<size_t> none;
     if (token.match.empty()) token.match = token.normalized ? normalize(token.text, none) : token.text;
-    if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
+    if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is empty after normalization");
   }
   for (size_t i = 0; i < added_.size(); ++i) {
     Trie& trie = tries_[added_[i].normalized ? 1 : 0];
@@ -84,7 +85,7 @@ void Tokenizer::index_added() {
 
 int32_t id_in(const Json& json, const std::string& what) {
   if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens)
-    throw Error(what + ": not a token's number");
+    throw Error(what + ": not a token ID");
   return json.get<int32_t>();
 }
 
@@ -143,7 +144,7 @@ void Tokenizer::read_merges(const Fields& model, const Spelled& spelled) {
     }
     const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
     if (a == spelled.end() || b == spelled.end() || c == spelled.end())
-      model.refuse("merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
+      model.refuse("merge " + std::to_string(rank) + " has tokens that are not in the vocabulary");
     merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
   }
 }
@@ -151,7 +152,7 @@ void Tokenizer::read_merges(const Fields& model, const Spelled& spelled) {
 void Tokenizer::read_json(const Json& json, const std::string& what) {
   const Fields fields(json, what), model = fields.object("model");
   const Json* const type = model.find("type");
-  if (type != nullptr && *type != "BPE") fields.refuse("the model " + shown(type->dump()) + " is not supported");
+  if (type != nullptr && *type != "BPE") fields.refuse("the model " + shown(type->dump()) + " is not BPE");
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (const Json* const value = model.find(name); value != nullptr && *value != "" && *value != 0.0)
       model.refuse(name, "not supported");
@@ -187,7 +188,7 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   }
   for (const Ids* ends : {&before_, &after_}) {
     for (const int32_t id : *ends) {
-      if (id >= size()) fields.refuse("the post-processor puts the token " + std::to_string(id) + ", which is none");
+      if (id >= size()) fields.refuse("the post-processor's token " + std::to_string(id) + " is not in the vocabulary");
     }
   }
   index_added();
@@ -268,10 +269,10 @@ struct PieceFile {
       });
     });
     if (all.empty()) throw Error(what + ": not a SentencePiece model");
-    if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
+    if (model != 2) throw Error(what + ": only SentencePiece models of type BPE are supported");
     if (normalizer != "identity" || extra_spaces || !escape)
       throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
-    if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
+    if (all.size() >= size_t(kMostTokens)) throw Error(what, ": ", all.size(), " pieces, at most ", kMostTokens - 1);
   }
 };
 
@@ -288,11 +289,11 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   for (size_t i = 0; i < all.size(); ++i) {
     const PieceFile::Piece& piece = all[i];
     std::string shown_as = with_spaces(piece.text);
-    if (piece.text.size() > 1024) throw Error(what + ": a piece of more than 1024 bytes");
-    if (piece.type == 5) throw Error(what + ": pieces that are not used are not supported");
+    if (piece.text.size() > 1024) throw Error(what + ": a piece is longer than 1024 bytes");
+    if (piece.type == 5) throw Error(what + ": pieces of type UNUSED are not supported");
     if (piece.type == 6) {
       const int byte = byte_of(piece.text);
-      if (byte < 0) throw Error(what + ": a byte's piece has another name");
+      if (byte < 0) throw Error(what + ": a piece of type BYTE is not named <0x00> to <0xFF>");
       if (raw_bytes_.empty()) raw_bytes_.assign(256, -1);
       raw_bytes_[size_t(byte)] = int32_t(i);
       shown_as = std::string(1, char(byte));

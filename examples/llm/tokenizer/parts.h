@@ -31,7 +31,7 @@ struct Pattern {
       const int found = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(in.data()), in.size(), at,
                                     PCRE2_NO_UTF_CHECK, data.get(), context.get());
       if (found == PCRE2_ERROR_NOMATCH) return;
-      if (found < 0) throw Error("a text cannot be split into words (PCRE2 error " + std::to_string(found) + ")");
+      if (found < 0) throw Error("the text cannot be split into words (PCRE2 error ", found, ")");
       const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(data.get());
       const size_t begin = place[0], end = place[1];
       if (end > begin) f(begin, end);

@@ -66,7 +66,7 @@ class Translation {
     if (caseless_.back()) {  // for Oniguruma one character may match several in the other case: "ss" and U+DF
       const bool joined = (is_any(c, "fF") && is_any(next, "fFiIlL")) || (is_any(c, "sS") && is_any(next, "sStT"));
       if (static_cast<unsigned char>(c) >= 0x80 || (joined && !in_class_))
-        refuse("(?i", "with what has several characters in another case, or is not ASCII,");
+        refuse("(?i", "with characters beyond ASCII or of several characters in the other case");
     }
     if (c == ')' && !in_class_ && caseless_.size() > 1) caseless_.pop_back();
     take(1);
@@ -74,12 +74,12 @@ class Translation {
   void open_class() {
     in_class_ = true;
     take(now(1) == '^' ? 2 : 1);
-    if (now() == ']') refuse("]", "at the beginning of a class of characters");
+    if (now() == ']') refuse("]", "at the start of a character class");
   }
   void of_class() {
     if (stands("[:")) refuse(pattern_.substr(at_, pattern_.find(']', at_) - at_) + "]");
-    if (now() == '[') throw Error(what_ + ": a class of characters within another one is not supported");
-    if (stands("&&")) refuse("&&", "in a class of characters");
+    if (now() == '[') throw Error(what_ + ": a nested character class is not supported");
+    if (stands("&&")) refuse("&&", "in a character class");
     if (now() == ']') in_class_ = false;
     plain();
   }
@@ -105,8 +105,8 @@ class Translation {
   void escape() {
     const char c = now(1);
     if (c == 0) refuse("\\", "at the end of a regular expression");
-    if (caseless_.back() && std::strchr("pPwWx", c) != nullptr) refuse(pattern_.substr(at_, 2), "behind (?i");
-    if (in_class_ && (c == 'S' || c == 'W')) refuse(pattern_.substr(at_, 2), "in a class of characters");
+    if (caseless_.back() && std::strchr("pPwWx", c) != nullptr) refuse(pattern_.substr(at_, 2), "after (?i");
+    if (in_class_ && (c == 'S' || c == 'W')) refuse(pattern_.substr(at_, 2), "in a character class");
     if (std::strchr("sSwW", c) != nullptr) {
       const std::string words = std::string(kWordCharacters) + (in_class_ ? "" : kWordNumbers),
                         set = c == 's' || c == 'S' ? kSpaces : words;
@@ -171,7 +171,7 @@ std::string composed(std::string_view text, int options) {
   for (int before = 0; !text.empty(); text.remove_prefix(length_at(text))) {
     utf8proc_int32_t some[32];
     const auto n = utf8proc_decompose_char(utf8proc_int32_t(code_point(text)), some, 32, option, &before);
-    if (n < 0 || n > 32) throw Error(std::string("a text cannot be normalized: ") + utf8proc_errmsg(n));
+    if (n < 0 || n > 32) throw Error(std::string("Unicode normalization failed: ") + utf8proc_errmsg(n));
     points.insert(points.end(), some, some + n);
   }
   const auto order = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
@@ -238,7 +238,7 @@ Pattern pattern_of(const Fields& fields) {
 // A field with a text that is inserted into texts.
 std::string short_text(const Fields& fields, const char* name) {
   const std::string text = fields.text(name);
-  if (text.size() > 256) fields.refuse(name, "a text of more than 256 bytes");
+  if (text.size() > 256) fields.refuse(name, "longer than 256 bytes");
   return text;
 }
 
@@ -317,7 +317,7 @@ void Tokenizer::read_splitter(const Fields& fields, const std::string& type) {
     const std::string scheme =
         fields.text("prepend_scheme", fields.flag("add_prefix_space", true) ? "always" : "never");
     if (scheme != "always" && scheme != "first" && scheme != "never")
-      fields.refuse("Metaspace: prepend_scheme: " + shown(scheme));
+      fields.refuse("Metaspace: prepend_scheme: " + shown(scheme) + " is not supported");
     step.always = scheme == "always", step.first = scheme == "first";
     if (fields.flag("split", true)) step.pattern.text = step.sign, step.behavior = Splitter::with_next;
   } else {
@@ -348,8 +348,7 @@ std::string Tokenizer::normalize(std::string_view text, Places& places) const {
     out = step(out, places);
     // No serious normalizer makes 32 bytes of one, and a few malicious ones would fill the memory.
     if (out.size() > 32 * text.size() + 1024)
-      throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " +
-                  std::to_string(text.size()));
+      throw Error("the tokenizer's normalizers expand a text from ", text.size(), " to ", out.size(), " bytes");
   }
   return out;
 }

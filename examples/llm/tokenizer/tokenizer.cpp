@@ -45,7 +45,7 @@ std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) cons
     after_unknown = unknown;
     word.remove_prefix(part.size());
   }
-  if (out.size() > size_t(std::numeric_limits<int32_t>::max())) throw Error("a word is longer than 2^31 bytes");
+  if (out.size() > size_t(std::numeric_limits<int32_t>::max())) throw Error("a word has more than 2^31 - 1 bytes");
   if (!out.empty()) out.back().next = -1;
   return out;
 }
