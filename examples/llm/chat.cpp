@@ -79,9 +79,10 @@ constexpr const char* kHelp =
     "/reset        start a new conversation\n"
     "/save FILE    save the conversation as JSON\n"
     "/load FILE    continue a saved conversation\n"
-    "/exit, /quit  exit (also the end of the input)\n"
-    "A message continues on the next line after \\ at the end of a line; // begins a message that starts with /.\n"
-    "Ctrl-C stops an answer, or at the prompt the program.";
+    "/exit, /quit  exit, as the end of the input does\n"
+    "TEXT\\         continue the message on the next line\n"
+    "//TEXT        send a message that starts with /\n"
+    "Ctrl-C        stop the answer; at the prompt: exit";
 
 // Reads a message or a command. False at the end of the input.
 bool read_line(std::istream& in, std::string& text) {

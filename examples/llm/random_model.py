@@ -4,8 +4,8 @@
     python3 examples/llm/random_model.py mistral-7b DIRECTORY
     python3 examples/llm/random_model.py mistral-7b-repeating DIRECTORY
 
-Of a repeating model the layers add nothing: the last token alone says which is the most likely next one, so that text goes around
-in a circle soon. Needs torch. The tokenizer has a piece for each byte.
+The layers of a repeating model add nothing: the next token depends on the last one alone, so that the output soon repeats itself.
+Needs torch. The tokenizer has a token for each byte.
 """
 import json
 import math
@@ -68,7 +68,7 @@ def main():
     repeating = shape.endswith("-repeating")
     config = SHAPES[shape[:-len("-repeating")] if repeating else shape]
     if repeating and config["model_type"] == "gpt2":
-        sys.exit("error: there is no repeating gpt2")
+        sys.exit("error: gpt2-repeating is not supported")
     os.makedirs(folder, exist_ok=True)
     names = "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
     visible = [ord(c) for c in names] + list(range(0xa1, 0xad)) + list(range(0xae, 0x100))

@@ -245,7 +245,7 @@ void Session::load(int64_t sequences) {
   say_changes(model->plan());
   const int64_t context = model->context(), positions = config.positions;
   if (settings.sinks < 0 && context > positions)
-    settings.say("warning: the context of ", context, " tokens exceeds the ", positions, " of the model's training");
+    settings.say("warning: the model was trained for ", positions, " tokens, the context is ", context);
   if (settings.context == 0 && context < positions)
     settings.say("context reduced from ", positions, " to ", context, " tokens to fit into memory; --context sets it");
 }

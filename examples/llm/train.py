@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains the bundled model: a Llama of 3.7 million parameters that tells stories for small children.
+"""Trains the bundled model: a Llama of 3.7 million parameters that writes stories for small children.
 
     python3 examples/llm/train.py --train tinystories_train.txt --valid tinystories_valid.txt --out examples/llm/model
 
 The files hold stories, each closed by a line <|endoftext|>. What comes out is a Hugging Face directory: a byte-level BPE tokenizer,
-the weights in fp16 and a model card. Training stops when the loss on the validation stories no longer falls; the weights that are
-kept are those with the lowest. Needs torch, tokenizers and safetensors; one H200 takes about a minute.
+the weights in fp16 and a model card. Training stops when the validation loss no longer falls; the weights with the lowest are
+saved. Needs torch, tokenizers and safetensors; one H200 takes about a minute.
 """
 import argparse
 import copy
@@ -191,7 +191,7 @@ def train(model, batches, valid, args):
                 torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - min(0.99, step / (step + 10)))
             if step % args.every == 0 or step == steps:
                 now = validate(average, valid, args.batch) / (valid[:, 1:] >= 0).sum().item()
-                print(f"step {step}/{steps}, {time.time() - begin:.0f} s: loss {loss.item():.4f}, validation {now:.4f}", flush=True)
+                print(f"step {step}/{steps}, {time.time() - begin:.0f} s: training loss {loss.item():.4f}, validation loss {now:.4f}", flush=True)
                 waited = 0 if now < best else waited + 1
                 if now < best:
                     best, kept = now, copy.deepcopy(average.state_dict())
@@ -221,20 +221,20 @@ language: en
 library_name: transformers
 pipeline_tag: text-generation
 ---
-# A small teller of stories
+# A small storyteller
 
-A Llama of {million:.2f} million parameters ({layers} layers of {hidden}, {heads} heads over {kv_heads} of keys and values, {pieces} pieces of byte-level
-BPE, {context} tokens of context) that writes stories for small children, and nothing else. It is there so that `examples/llm` has
-something to run on any machine; it knows no facts, and repeats whatever prejudice its stories have.
+A Llama of {million:.2f} million parameters that writes stories for small children, and nothing else: {layers} layers of {hidden} columns, {heads} query heads
+and {kv_heads} key/value heads, a byte-level BPE vocabulary of {pieces:,} tokens, a context of {context} tokens. With it `examples/llm` has something to run on
+any machine. It knows no facts, and repeats whatever prejudice its stories have.
 
-**Data.** {stories} stories ({megabytes:.1f} MB) out of TinyStories (Eldan and Li, [arXiv:2305.07759](https://arxiv.org/abs/2305.07759)), which GPT-3.5 and
-GPT-4 wrote; about 2,000 of them re-cased. The data is under CDLA-Sharing-1.0; these weights are results of its use.
+**Data.** {stories:,} stories ({megabytes:.1f} MB) from TinyStories (Eldan and Li, [arXiv:2305.07759](https://arxiv.org/abs/2305.07759)), which GPT-3.5 and
+GPT-4 wrote; about 2,000 of them were re-cased. The data is under CDLA-Sharing-1.0; these weights are results of its use.
 
-**Training.** `examples/llm/train.py`: AdamW (learning rate {lr}, cosine; weight decay {decay}), dropout {dropout}, batches of {batch} rows of {context}
-tokens, {steps} steps in {seconds:.0f} seconds on {device}. The weights are an average over steps, taken where the loss on
-held-out stories was lowest, and are stored in fp16.
+**Training.** `examples/llm/train.py`: AdamW (learning rate {lr}, cosine schedule; weight decay {decay}), dropout {dropout}, batches of {batch} rows of
+{context} tokens, {steps:,} steps in {seconds:.0f} seconds on {device}. The weights are an average over training steps, taken where the loss on held-out
+stories was lowest, and are stored in fp16.
 
-**Loss** on {valid} held-out stories, each on its own, with the stored weights in fp32: {loss:.4f} nats a token, {bits:.4f} bits per byte of text.
+**Loss** on {valid} held-out stories, each on its own, with the stored weights in fp32: {loss:.4f} nats per token, {bits:.4f} bits per byte of text.
 """
 
 
@@ -263,22 +263,22 @@ def write(path, model, tokenizer, facts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train", required=True)
-    parser.add_argument("--valid", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--pieces", type=int, default=2048)
-    parser.add_argument("--epochs", type=int, default=24, help="the learning rate falls to nothing over so many passes")
-    parser.add_argument("--steps", type=int, help="so many steps instead")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--decay", type=float, default=0.1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--train", required=True, help="file of the training stories")
+    parser.add_argument("--valid", required=True, help="file of the validation stories")
+    parser.add_argument("--out", required=True, help="directory of the model")
+    parser.add_argument("--pieces", type=int, default=2048, help="size of the vocabulary")
+    parser.add_argument("--epochs", type=int, default=24, help="passes over the training stories, over which the learning rate decays")
+    parser.add_argument("--steps", type=int, help="training steps, in place of --epochs")
+    parser.add_argument("--batch", type=int, default=32, help="rows per step")
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--decay", type=float, default=0.1, help="weight decay")
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     parser.add_argument("--every", type=int, default=50, help="steps between two validations")
-    parser.add_argument("--patience", type=int, default=8, help="validations without a gain after which training stops")
+    parser.add_argument("--patience", type=int, default=8, help="validations without a lower loss before training stops")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
     args = parser.parse_args()
 
     begin = time.time()
@@ -305,7 +305,7 @@ def main():
     valid = valid.to(device)
     model = Llama(config, args.dropout).to(device)
     count = sum(p.numel() for p in model.parameters())
-    print(f"{count} parameters, {sum(map(len, batches.stories))} tokens of training in {time.time() - begin:.1f} s", flush=True)
+    print(f"{count} parameters, {sum(map(len, batches.stories))} training tokens, prepared in {time.time() - begin:.1f} s", flush=True)
 
     steps = train(model, batches, valid, args)
     seconds = time.time() - begin
@@ -319,9 +319,9 @@ def main():
         million=count / 1e6, layers=config["num_hidden_layers"], hidden=config["hidden_size"], heads=config["num_attention_heads"],
         kv_heads=config["num_key_value_heads"], pieces=args.pieces, context=length, stories=len(stories),
         megabytes=os.path.getsize(args.train) / 1e6, lr=args.lr, decay=args.decay, dropout=args.dropout, batch=args.batch, steps=steps,
-        seconds=seconds, device=torch.cuda.get_device_name() if device.type == "cuda" else "a CPU", valid=len(held_out), loss=loss,
+        seconds=seconds, device="an " + torch.cuda.get_device_name() if device.type == "cuda" else "a CPU", valid=len(held_out), loss=loss,
         bits=bits))
-    print(f"loss {loss:.4f} nats a token, {bits:.4f} bits per byte; {seconds:.0f} s", flush=True)
+    print(f"loss {loss:.4f} nats per token, {bits:.4f} bits per byte; {seconds:.0f} s", flush=True)
     for prompt in ("Once upon a time", "One day, a little girl named Sue"):
         print("\n" + tell(model, tokenizer, prompt, device))
 

@@ -396,7 +396,7 @@ TEST_CASE("conversations keep what the cache has, and answer as if it had been r
     try {
       again.say(message);
     } catch (const llm::Error& e) {
-      return std::string(e.what()).find(" tokens, and the context is 160") != std::string::npos;
+      return std::string(e.what()).find(" tokens, but the context is 160") != std::string::npos;
     }
     return false;
   };

@@ -190,7 +190,7 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   }
   CHECK(load([](const Folder& f, Json&) {
           fs::resize_file(f.path() + "/model.safetensors", fs::file_size(f.path() + "/model.safetensors") - 100);
-        }).find("ends 100 bytes before: the download may be incomplete") != std::string::npos);
+        }).find("ends 100 bytes after the end of the file: the download may be incomplete") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) {
           f.write("config.json", "{\"model_type\": \"llama\"");
         }).find("config.json") != std::string::npos);
@@ -439,8 +439,8 @@ TEST_CASE("weights that int4 cannot hold are refused with the type that can") {
     settings.weights = weights;
     return refusal([&] { llm::Session(settings).load(1); });
   };
-  CHECK(load("int4").find("down_proj.weight: rows of 48 weights are no whole groups of 32, which int4 needs; --weights "
-                          "int8 takes any rows") != std::string::npos);
+  CHECK(load("int4").find("down_proj.weight: 48 columns are not a multiple of 32 as int4 needs; try --weights int8") !=
+        std::string::npos);
   CHECK(load("int8") == "");
 }
 
@@ -476,7 +476,7 @@ TEST_CASE("rope_scaling goes before rope_parameters, which must not say somethin
     CHECK(one(yarn, yarn).factor == 4);
     CHECK(one(yarn, {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}}).factor == 4);
     for (const Json& other : {with(yarn, "factor", 8.0), Json{{"rope_type", "linear"}, {"factor", 4.0}}, plain})
-      CHECK(refusal([&] { one(yarn, other); }).find("config.json: rope_scaling: not what rope_parameters") == 0);
+      CHECK(refusal([&] { one(yarn, other); }).find("config.json: rope_scaling: contradicts rope_parameters") == 0);
     CHECK(refusal([&] { one(with(plain, "wobble", 1), yarn); }).find("wobble") != std::string::npos);
   }
   CHECK(ropes(gemma, full(plain), yarn)[1].type == "default");
@@ -491,7 +491,7 @@ TEST_CASE("what is no file, or no directory, is called that") {
   CHECK(read(folder.path() + "/model.safetensors/config.json") ==
         "cannot open " + folder.path() + "/model.safetensors/config.json: " + folder.path() +
             "/model.safetensors is a file, and not a directory");
-  CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: there is no such directory") !=
+  CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: no such directory") !=
         std::string::npos);
   CHECK(read("Some/Model-0.6B/config.json").find("hf download Some/Model-0.6B --local-dir Some/Model-0.6B") !=
         std::string::npos);

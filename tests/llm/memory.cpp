@@ -116,7 +116,7 @@ TEST_CASE("what does not fit is refused with all of its parts and an option that
 
   // The weights, which are mapped.
   std::string why = refusal(70000, nothing);
-  CHECK(has(why, "1 MB of weights (1 MB where the files are mapped)"));
+  CHECK(has(why, "1 MB weights (1 MB memory-mapped)"));
   why = refusal(70000, [](llm::Settings& s) { s.chunk = 1; });
   CHECK(has(why, "try --weights int8 or --context"));
   why = refusal(20000, [](llm::Settings& s) { s.chunk = 1, s.weights = "int8"; });
@@ -124,8 +124,8 @@ TEST_CASE("what does not fit is refused with all of its parts and an option that
 
   // Keys and values.
   why = refusal(1 << 20, [](llm::Settings& s) { s.context = 100000; }, 4);
-  CHECK(has(why, "for 100000 tokens of each of 4 texts"));
-  CHECK(has(why, "try a smaller --context, --cache int8 or fewer texts"));
+  CHECK(has(why, "KV cache (4 x 100000 tokens)"));
+  CHECK(has(why, "try a smaller --context, --cache int8 or a smaller batch"));
   CHECK_FALSE(has(why, "fp8"));
   why = refusal(1 << 20, [](llm::Settings& s) { s.context = 100000, s.cache = "int8"; });
   CHECK(has(why, "try a smaller --context"));
@@ -152,6 +152,6 @@ TEST_CASE("that weights are larger than the memory that is left is said") {
   REQUIRE(roomy.mapped > 0);
   const llm::Plan tight = plan(roomy.total() + roomy.mapped / 2);
   CHECK(tight.is_tight());
-  CHECK(has(tight.changes(), "read from the disk again and again"));
+  CHECK(has(tight.changes(), "weights are read from disk at every step"));
   CHECK_FALSE(has(tight.changes(), "not compiled in"));
 }

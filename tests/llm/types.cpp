@@ -111,7 +111,7 @@ TEST_CASE("models of fp32 run on devices without it") {
       CHECK(plan.mapped == 0);
       CHECK(plan.weights == part.session.model->plan().weights);
       CHECK(plan.changes() == part.session.model->plan().changes());
-      CHECK(plan.changes().find(std::string("of fp32 become ") + llm::name_of(type)) != std::string::npos);
+      CHECK(plan.changes().find(std::string("converted from fp32 ") + llm::name_of(type)) != std::string::npos);
 
       // The same bytes as if they were asked for, of which nothing is said.
       On asked(settings_of(folder, llm::name_of(type)), llm::make_cpu(2));
@@ -125,7 +125,7 @@ TEST_CASE("models of fp32 run on devices without it") {
     // Embeddings and head, which keep 16 bits, are all that is changed.
     On codes(settings_of(folder, "int8"), std::make_unique<Part>(std::set<Type>{Type::bf16, Type::i8}));
     CHECK(codes.difference_from(golden) < 0.1);
-    CHECK(codes.plan().changes().find("of fp32 become") != std::string::npos);
+    CHECK(codes.plan().changes().find("converted from fp32") != std::string::npos);
   }
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("single matrices of another type become the type of the others") {
   On part(settings_of(folder), std::make_unique<Part>(std::set<Type>{Type::bf16}));
   CHECK(part.difference_from(golden) < 2e-5);
   CHECK(part.plan().changes() ==
-        "2 matrices of fp32 become bf16, 1 matrix of fp16 becomes bf16: "
+        "2 matrices converted from fp32 bf16, 1 matrix of fp16 becomes bf16: "
         "the stored type is not compiled in for this device");
   CHECK(part.plan().mapped > 0);
   CHECK(On(settings_of(folder), llm::make_cpu(2)).difference_from(golden) < 2e-5);
@@ -217,7 +217,7 @@ TEST_CASE("numbers that are too large for fp16 are refused, and bf16 takes them"
   for (const float x : {70000.f, -1e30f, 65520.f}) {
     const std::string why = with(x, "stored", {Type::f16});
     CHECK(why.find("model.layers.1.mlp.up_proj.weight") != std::string::npos);
-    CHECK(why.find("bf16 has room for it, which this build does not have") != std::string::npos);
+    CHECK(why.find("bf16 is not compiled in") != std::string::npos);
     CHECK(why.find('\n') == std::string::npos);
     CHECK(with(x, "fp16", all).find("--weights bf16") != std::string::npos);
     CHECK(with(x, "bf16", all) == "");
@@ -234,7 +234,7 @@ TEST_CASE("what a device cannot have is refused with the flag that helps") {
     return On(settings, std::make_unique<Part>(types)).refusal();
   };
   std::string why = refusal(settings_of(folder, "fp32"), {Type::bf16, Type::i8});
-  CHECK(why.find("--weights takes bf16, int8") != std::string::npos);
+  CHECK(why.find("which has bf16, int8") != std::string::npos);
   CHECK(why.find("-DKERNELS_LLM_WEIGHTS") != std::string::npos);
   why = refusal(settings_of(folder), {Type::i8});
   CHECK(why.find("embed_tokens.weight") != std::string::npos);
@@ -266,10 +266,10 @@ TEST_CASE("inputs of 8 bits go with weights of the same type, and with devices t
   CHECK(refusal("fp8", "fp8", std::make_unique<Part>(all)) == "");
   CHECK(refusal("auto", "fp32", std::make_unique<Part>(all)) == "");
   for (const char* weights : {"stored", "fp32", "fp8", "int4"})
-    CHECK(has(refusal("int8", weights, std::make_unique<Part>(all)), "--inputs int8 with --weights int8"));
-  CHECK(has(refusal("fp8", "int8", std::make_unique<Part>(all)), "--inputs fp8 with --weights fp8"));
-  CHECK(refusal("int4", "int4", std::make_unique<Part>(all)) == "--inputs: int4 is none of auto, fp8, int8");
-  CHECK(has(refusal("int8", "int8", std::make_unique<Older>(all)), "--inputs int8: this GPU"));
+    CHECK(has(refusal("int8", weights, std::make_unique<Part>(all)), "--inputs int8: needs --weights int8"));
+  CHECK(has(refusal("fp8", "int8", std::make_unique<Part>(all)), "--inputs fp8: needs --weights fp8"));
+  CHECK(refusal("int4", "int4", std::make_unique<Part>(all)) == "--inputs: int4 is not one of auto, fp8, int8");
+  CHECK(has(refusal("int8", "int8", std::make_unique<Older>(all)), "--inputs int8: not supported by this GPU"));
 }
 
 TEST_CASE("an instruction set that a build does not have is refused with those that it has") {
@@ -324,7 +324,7 @@ TEST_CASE("nothing is copied beyond a buffer, and no text is longer than the con
     CHECK(why.find("64") != std::string::npos);
   }
   CHECK(refusal([&] { model.read(0, 60, fits.data(), 5); }).find("65 tokens") != std::string::npos);
-  CHECK(refusal([&] { model.begin(2, fits, {}, 96, 1); }).find("text 2") != std::string::npos);
+  CHECK(refusal([&] { model.begin(2, fits, {}, 96, 1); }).find("sequence 2") != std::string::npos);
   CHECK(refusal([&] { model.begin(0, {}, {}, 96, 1); }).find("no tokens") != std::string::npos);
-  CHECK(refusal([&] { model.read(0, 0, fits.data(), 0); }).find("no token") != std::string::npos);
+  CHECK(refusal([&] { model.read(0, 0, fits.data(), 0); }).find("no tokens") != std::string::npos);
 }
