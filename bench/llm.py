@@ -3,7 +3,7 @@
 
     bench/llm.py --llm build/examples/llm/llm [--device gpu|cpu] [--models DIRECTORY] [--out FILE] [CASE ...]
 
-Each case is one call of `llm bench`, which reads a block of memory for the yardstick in the same process. Models are made in
+Each case is one call of `llm bench`, which measures the memory bandwidth in the same process. Models are made in
 --models by examples/llm/random_model.py where they are missing (Mistral-7B takes 14.5 GB). Writes llm.json to bench/results/<gpu>.
 """
 import argparse
@@ -97,7 +97,7 @@ def save(given, script, device, results, failed):
 
 def main():
     parser = arguments(__doc__)
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("cases", nargs="*", help="names of cases; by default all")
     given = parser.parse_args()
     cases = GPU if given.device == "gpu" else CPU
@@ -106,7 +106,7 @@ def main():
         sys.exit(f"error: no case {unknown[0]!r}; there are: {', '.join(cases)}")
 
     results, failed = [], []
-    print(f"{'case':28} {'at':>6} {'tokens/s':>10} {'us a step':>10} {'GB/s':>7} {'of reading':>10}")
+    print(f"{'case':28} {'at':>6} {'tokens/s':>10} {'us/step':>10} {'GB/s':>7} {'bandwidth':>10}")
     for name in given.cases or cases:
         model, options = cases[name]
         command = ["bench", "--model", model_directory(model, given.models), "--device", given.device, "--json", *options]
@@ -118,7 +118,7 @@ def main():
         shown = [part if not part.startswith(given.models) else model for part in command]
         results.append({"case": name, "command": " ".join(["llm", *shown]).replace(os.path.join(HERE, "..", ""), ""), **one})
         if "prompt" in one:
-            print(f"{name:28} prompt {one['prompt']['tokens_per_s']:10.0f}   ({one['prompt']['tokens']} tokens, {one['prompt']['tflops']:.1f} TFLOP/s in products)")
+            print(f"{name:28} prompt {one['prompt']['tokens_per_s']:10.0f}   ({one['prompt']['tokens']} tokens, {one['prompt']['tflops']:.1f} TFLOP/s)")
         for at in one["decode"]:
             print(f"{name:28} {at['context']:6} {at['tokens_per_s']:10.1f} {at['microseconds']:10.1f} {at['gb_per_s']:7.0f} {100 * at['share_of_reading']:9.1f}%", flush=True)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What guesses from the text (`llm generate --lookup`) gain where a text repeats itself, and cost where it does not.
+"""What prompt lookup decoding (`llm generate --lookup`) gains where the output repeats itself, and costs where it does not.
 
     bench/llm_lookup.py --llm build/examples/llm/llm [--device gpu|cpu] [--models DIRECTORY] [--out FILE] [MODEL ...]
 
-Of models with random weights whose layers add nothing (examples/llm/random_model.py), the most likely tokens soon go around in a
-circle, so that nearly all guesses are right; drawn tokens do so only where the head is the embedding, and else there is nothing to
-guess. The bundled model's story about what the prompt says lies between. Writes llm_lookup.json to bench/results/<gpu>.
+The greedy output of models with random weights whose layers add nothing (examples/llm/random_model.py) soon repeats itself, so that
+nearly all draft tokens are accepted; sampled output does so only if the output head is tied to the embedding, and else there is nothing
+to draft. The bundled model's story about what the prompt says lies between. Writes llm_lookup.json to bench/results/<gpu>.
 """
 from llm import arguments, model_directory, run, save
 
@@ -20,7 +20,7 @@ def main():
     given = parser.parse_args()
 
     results, failed, device = [], [], None
-    print(f"{'model':22} {'text':20} {'guesses':>7} {'tokens/s':>9} {'a step':>7} {'us a step':>10}  same text")
+    print(f"{'model':22} {'text':20} {'drafts':>7} {'tokens/s':>9} {'tok/step':>8} {'us/step':>10}  same text")
     for model in given.cases:
         for text, options in TEXTS.items():
             alone = None
@@ -35,7 +35,7 @@ def main():
                 one = {"model": model, "text": text, "guesses": guesses, "tokens": len(ids), "steps": steps, "seconds": seconds,
                        "same_text": ids == alone}
                 results.append(one)
-                print(f"{model:22} {text:20} {guesses:7} {(len(ids) - 1) / seconds:9.1f} {(len(ids) - 1) / steps:7.2f} "
+                print(f"{model:22} {text:20} {guesses:7} {(len(ids) - 1) / seconds:9.1f} {(len(ids) - 1) / steps:8.2f} "
                       f"{1e6 * seconds / steps:10.1f}  {one['same_text']}", flush=True)
     save(given, "llm_lookup", device, results, failed)
 
