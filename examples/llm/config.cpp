@@ -48,7 +48,7 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   const int64_t original = outer.integer("original_max_position_embeddings", 1, 1 << 30, otherwise);
   if (inner > 0 && inner != original)
     fields.refuse("original_max_position_embeddings",
-                  concat(inner, " contradicts ", original, " outside of rope_scaling"));
+                  concat(inner, " contradicts this model's ", original));
   rope.original = double(original);
   rope.factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
   const double amplitude = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original));

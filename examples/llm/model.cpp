@@ -114,7 +114,7 @@ void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, cons
   check_text(text, from, n);
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= config_.vocabulary)
-      throw Error("the tokenizer's token ", ids[i], " exceeds vocab_size in config.json, ", config_.vocabulary);
+      throw Error("the tokenizer's token ", ids[i], " is not below vocab_size in config.json, ", config_.vocabulary);
   }
   set_length(from + n);
   text_ = text;

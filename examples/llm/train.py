@@ -273,11 +273,11 @@ def main():
     parser.add_argument("--batch", type=int, default=32, help="rows per step")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--decay", type=float, default=0.1, help="weight decay")
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--dropout", type=float, default=0.2, help="dropout probability")
     parser.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     parser.add_argument("--every", type=int, default=50, help="steps between two validations")
     parser.add_argument("--patience", type=int, default=8, help="validations without a lower loss before training stops")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     args = parser.parse_args()
 

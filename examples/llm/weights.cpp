@@ -177,7 +177,7 @@ Weights::Weights(const std::string& directory) {
 
 const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
   if (const auto other = others_.find(name); other != others_.end())
-    throw Error(name, ": type ", other->second, " is not supported");
+    throw Error(name, ": type ", other->second, " is not supported, only F32, F16 and BF16");
   const auto at = tensors_.find(name);
   if (at == tensors_.end()) throw Error("tensor ", name, " is missing");
   read_.insert(name);

@@ -206,7 +206,7 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
         }).find("GGUF") != std::string::npos);
   // Beside a config.json, or without one; GGUF by any name.
   for (const auto& [name, what] : std::map<std::string, std::string>{
-           {"model.bin", "GGUF files"}, {"consolidated.safetensors", "consolidated.safetensors, with the names"}}) {
+           {"model.bin", "GGUF files"}, {"consolidated.safetensors", "weights in consolidated.safetensors"}}) {
     for (const bool configured : {true, false}) {
       CHECK(load([&, name = name](const Folder& f, Json&) {
               fs::remove(f.path() + "/model.safetensors"), fs::remove(f.path() + "/tokenizer.json");
@@ -400,7 +400,7 @@ TEST_CASE("positions are those of transformers where their number is missing") {
   // Phi-3 was trained for 4096 at first unless it says something else, beside its rotation.
   const char* const name = "original_max_position_embeddings";
   CHECK(config_of("phi3_long", {{name, 64}}).ropes[0].original == 64);
-  CHECK(why_not("phi3_long", {{name, gone}}).find(std::string("config.json: rope: ") + name + ": 64 is not 4096") == 0);
+  CHECK(why_not("phi3_long", {{name, gone}}).find("64 contradicts this model's 4096") != std::string::npos);
   Json long_rope = read("phi3_long")["config"]["rope_parameters"];
   long_rope.erase(name);
   CHECK(config_of("phi3_long", {{name, gone}, {"rope_parameters", long_rope}}).ropes[0].original == 4096);
@@ -486,11 +486,11 @@ TEST_CASE("what is no file, or no directory, is called that") {
   const Folder folder;
   folder.write("model.safetensors", "x");
   const auto read = [](const std::string& path) { return refusal([&] { llm::read_file(path); }); };
-  CHECK(read(folder.path()) == folder.path() + ": a directory, and not a file");
+  CHECK(read(folder.path()) == folder.path() + ": a directory, not a file");
   CHECK(read(folder.path() + "/config.json") == "cannot open " + folder.path() + "/config.json");
   CHECK(read(folder.path() + "/model.safetensors/config.json") ==
         "cannot open " + folder.path() + "/model.safetensors/config.json: " + folder.path() +
-            "/model.safetensors is a file, and not a directory");
+            "/model.safetensors is not a directory");
   CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: no such directory") !=
         std::string::npos);
   CHECK(read("Some/Model-0.6B/config.json").find("hf download Some/Model-0.6B --local-dir Some/Model-0.6B") !=

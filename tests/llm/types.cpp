@@ -111,7 +111,7 @@ TEST_CASE("models of fp32 run on devices without it") {
       CHECK(plan.mapped == 0);
       CHECK(plan.weights == part.session.model->plan().weights);
       CHECK(plan.changes() == part.session.model->plan().changes());
-      CHECK(plan.changes().find(std::string("converted from fp32 ") + llm::name_of(type)) != std::string::npos);
+      CHECK(plan.changes().find(std::string("converted from fp32 to ") + llm::name_of(type)) != std::string::npos);
 
       // The same bytes as if they were asked for, of which nothing is said.
       On asked(settings_of(folder, llm::name_of(type)), llm::make_cpu(2));
@@ -182,8 +182,8 @@ TEST_CASE("single matrices of another type become the type of the others") {
   On part(settings_of(folder), std::make_unique<Part>(std::set<Type>{Type::bf16}));
   CHECK(part.difference_from(golden) < 2e-5);
   CHECK(part.plan().changes() ==
-        "2 matrices converted from fp32 bf16, 1 matrix of fp16 becomes bf16: "
-        "the stored type is not compiled in for this device");
+        "2 matrices converted from fp32 to bf16, 1 matrix converted from fp16 to bf16 "
+        "(the stored type is not compiled in for this device)");
   CHECK(part.plan().mapped > 0);
   CHECK(On(settings_of(folder), llm::make_cpu(2)).difference_from(golden) < 2e-5);
 }

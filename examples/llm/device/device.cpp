@@ -87,8 +87,7 @@ class Cpu : public Device {
     }
     if (calls_.rows == nullptr)
       throw Error(wanted != nullptr ? "LLM_UNIT=" + shown(wanted) : "this CPU",
-                  ": not supported by this build or this CPU; compiled in: ", listed(names),
-                  " (set by -DKERNELS_LLM_UNITS)");
+                  " is not supported here; compiled in: ", listed(names), " (set by -DKERNELS_LLM_UNITS)");
   }
 
   std::string name() const override {

@@ -86,7 +86,7 @@ Value Run::split(const Text& text, const Arguments& given) {
   const bool spaces = a[0].kind <= Value::none;
   const Text by = spaces ? Text() : text_of(a[0]);
   spend_search(text, by);
-  if (!spaces && (a[0].kind != Value::text || by.empty())) fail("'split' by an empty string");
+  if (!spaces && (a[0].kind != Value::text || by.empty())) fail("'split' by this value is not supported");
   const auto end_of = [&](size_t begin) {
     return spaces ? size_t(std::find_if(text.begin() + int64_t(begin), text.end(), is_space) - text.begin())
                   : std::min(text.size(), find(text, by, begin));
