@@ -47,8 +47,7 @@ void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config,
   const int64_t otherwise = config.architecture == "phi3" ? 4096 : inner > 0 ? inner : config.positions;
   const int64_t original = outer.integer("original_max_position_embeddings", 1, 1 << 30, otherwise);
   if (inner > 0 && inner != original)
-    fields.refuse("original_max_position_embeddings",
-                  concat(inner, " contradicts this model's ", original));
+    fields.refuse("original_max_position_embeddings", concat(inner, " contradicts this model's ", original));
   rope.original = double(original);
   rope.factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
   const double amplitude = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original));
@@ -205,8 +204,7 @@ struct ConfigReader {
     const bool silu = name == "silu" || name == "swish";
     const bool tanh =
         name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast" || (kind == gemma && name == "gelu");
-    if (!(silu && !is_gpt2) && !(tanh && !is_moe))
-      fields.refuse(field, shown(name) + " is not supported for " + type);
+    if (!(silu && !is_gpt2) && !(tanh && !is_moe)) fields.refuse(field, shown(name) + " is not supported for " + type);
     c.activation = silu ? Activation::silu : Activation::gelu_tanh;
     fields.ignore({"hidden_act", "hidden_activation"});
   }
@@ -284,9 +282,8 @@ struct ConfigReader {
           fields.refuse("layer_types", shown(name.dump()) + " is not supported");
         slides = name == "sliding_attention";
         if (which != Slides::some && slides != (window > 0))
-          fields.refuse("layer_types",
-                        concat("layer ", i, " has ", name.get<std::string>(), ", but ", type, " uses ",
-                               window > 0 ? "sliding" : "full", "_attention in all layers"));
+          fields.refuse("layer_types", concat("layer ", i, " has ", name.get<std::string>(), ", but ", type, " uses ",
+                                              window > 0 ? "sliding" : "full", "_attention in all layers"));
       }
       c.layers[size_t(i)].window = slides ? window : 0;
       c.layers[size_t(i)].rope = kind == gemma3 && slides ? 1 : 0;
@@ -316,8 +313,7 @@ struct ConfigReader {
     const int64_t original = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
     const auto known = [&](const RopeConfig& rope) { return double(original) == rope.original; };
     if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
-      fields.refuse("original_max_position_embeddings",
-                    concat(original, " contradicts rope_scaling"));
+      fields.refuse("original_max_position_embeddings", concat(original, " contradicts rope_scaling"));
   }
 
   // As in transformers, a rope_scaling that is not empty goes before rope_parameters, and takes their theta unless it

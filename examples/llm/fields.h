@@ -124,8 +124,7 @@ class Fields {
     if (!value.is_number_integer()) refuse(name, "not an integer");
     const bool huge = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
     const int64_t n = huge ? INT64_MAX : value.get<int64_t>();
-    if (n < low || n > high)
-      refuse(name, concat(n, " is not between ", low, " and ", high));
+    if (n < low || n > high) refuse(name, concat(n, " is not between ", low, " and ", high));
     return n;
   }
 

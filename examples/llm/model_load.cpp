@@ -166,8 +166,7 @@ class Model::Loader {
     for (std::thread& other : others) other.join();
     if (!packed) throw Error(name, ": cannot be packed as ", name_of(out.type));
     if (wrong == 0) return;
-    if (codes)
-      throw Error(name, ": an infinite or NaN weight cannot be quantized to ", name_of(out.type));
+    if (codes) throw Error(name, ": an infinite or NaN weight cannot be quantized to ", name_of(out.type));
     throw Error(name, ": ", wrong, " is beyond the largest fp16 number, 65504; ",
                 has(Type::bf16) ? "try --weights bf16" : "bf16 is not compiled in (set by -DKERNELS_LLM_WEIGHTS)");
   }
@@ -385,8 +384,7 @@ void Model::check_options() {
               ": not supported by this GPU or this build, needs sm_90a; use auto");
   }
   refuse_if(options_.guesses > 0 && options_.sequences > 1, "--lookup: not supported for batches");
-  refuse_if(options_.guesses > 0 && options_.sinks >= 0,
-            "--lookup cannot be used with --sinks");
+  refuse_if(options_.guesses > 0 && options_.sinks >= 0, "--lookup cannot be used with --sinks");
 }
 
 }  // namespace llm

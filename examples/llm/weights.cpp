@@ -58,8 +58,7 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
                place = fields.integers("data_offsets", 0, INT64_MAX);
     if (place.size() != 2 || place[0] > place[1]) fields.refuse("data_offsets", "not a start and an end");
     if (place[1] > room)
-      fields.refuse(concat("ends ", place[1] - room, " bytes after the end of the file",
-                           ": the download may be incomplete"));
+      fields.refuse(concat("ends ", place[1] - room, " bytes beyond the file: the download may be incomplete"));
     taken.emplace_back(place[0], place[1]);
     const auto type = types.find(dtype);
     if (type == types.end()) {

@@ -190,7 +190,7 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   }
   CHECK(load([](const Folder& f, Json&) {
           fs::resize_file(f.path() + "/model.safetensors", fs::file_size(f.path() + "/model.safetensors") - 100);
-        }).find("ends 100 bytes after the end of the file: the download may be incomplete") != std::string::npos);
+        }).find("ends 100 bytes beyond the file: the download may be incomplete") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) {
           f.write("config.json", "{\"model_type\": \"llama\"");
         }).find("config.json") != std::string::npos);
@@ -491,8 +491,7 @@ TEST_CASE("what is no file, or no directory, is called that") {
   CHECK(read(folder.path() + "/model.safetensors/config.json") ==
         "cannot open " + folder.path() + "/model.safetensors/config.json: " + folder.path() +
             "/model.safetensors is not a directory");
-  CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: no such directory") !=
-        std::string::npos);
+  CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: no such directory") != std::string::npos);
   CHECK(read("Some/Model-0.6B/config.json").find("hf download Some/Model-0.6B --local-dir Some/Model-0.6B") !=
         std::string::npos);
   for (const char* name : {"./a/config.json", "a/b/c/config.json", "../a/config.json", "a b/c/config.json"}) {

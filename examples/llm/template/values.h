@@ -123,8 +123,7 @@ class Values {
   }
   [[noreturn]] void wrong(const std::string& what, const Value& v) const {
     fail(what + " of " + name_of(v) +
-         (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
-         " is not supported");
+         (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") + " is not supported");
   }
   // The elements over which a loop goes.
   List elements(const Value& v) {

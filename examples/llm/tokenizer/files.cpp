@@ -54,8 +54,7 @@ std::string with_spaces(std::string_view text) {
 }  // namespace
 
 void Tokenizer::add_piece(const std::string& text, int32_t id, const std::string& what) {
-  if (id < 0 || id >= kMostTokens)
-    throw Error(what, ": token ID ", id, " is not between 0 and ", kMostTokens - 1);
+  if (id < 0 || id >= kMostTokens) throw Error(what, ": token ID ", id, " is not between 0 and ", kMostTokens - 1);
   if (size_t(id) >= pieces_.size()) pieces_.resize(size_t(id) + 1), control_.resize(size_t(id) + 1);
   pieces_[size_t(id)] = text;
 }
