@@ -255,13 +255,13 @@ def llm(results):
     return markdown(["model", "decoding (share of a read), at how many tokens", "prompt", "transformers with torch.compile"], lines)
 
 
-def guesses(results):
+def drafts(results):
     cells, counts = {}, []
     for one in results.llm.get("llm_lookup", {}).get("results", []):
         more = f" ({(one['tokens'] - 1) / one['steps']:.1f})" if one["guesses"] else ""
         cells.setdefault((one["model"], one["text"]), {})[one["guesses"]] = f"{(one['tokens'] - 1) / one['seconds']:,.0f}{more}"
         counts = list(dict.fromkeys(counts + [one["guesses"]]))
-    return markdown(["model", "text"] + [f"{n} guesses" if n else "none" for n in counts],
+    return markdown(["model", "text"] + [f"{n} draft tokens" if n else "none" for n in counts],
                     [[model, text] + [row.get(n, "") for n in counts] for (model, text), row in cells.items()])
 
 
@@ -306,7 +306,7 @@ def tables(directory):
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
             "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results), "rounded_inputs": rounded_inputs(results),
             "tokens": tokens(results), "in_eight": in_eight(results), "attention": attention(results), "other_attention": other_attention(results), "batches": batches(results), "decode": decode(results), "several_queries": several_queries(results), "latents": latents(results),
-            "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "guesses": guesses(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
+            "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "drafts": drafts(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
 
 
