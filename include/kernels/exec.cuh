@@ -127,15 +127,15 @@ KERNELS_DETECT(waits_for_predecessor_itself, F::waits_for_predecessor_itself)
 
 // When a kernel lets a programmatically launched successor start: where its body says so (or at its end), after the
 // wait for its own predecessor, or at once.
-enum class NextBegins : uint8_t { as_body_says, behind_wait, at_once };
+enum class DependentLaunch : uint8_t { by_body, after_wait, at_start };
 
 // The only __global__ function. A Body is a struct with Params, max_threads, registers, and a static device function
 // run(Params).
 template <class Body>
-__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, NextBegins next) {
-  if (next == NextBegins::at_once) arch::let_next_begin();
+__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, DependentLaunch next) {
+  if (next == DependentLaunch::at_start) arch::launch_dependents();
   if constexpr (!waits_for_predecessor_itself<Body>::value) arch::grid_dependency_wait();
-  if (next == NextBegins::behind_wait) arch::let_next_begin();
+  if (next == DependentLaunch::after_wait) arch::launch_dependents();
   Body::run(params);
 }
 
@@ -144,7 +144,7 @@ struct Launch {
   int threads = 1;
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
-  bool second = false;  // the second kernel of a call; it may start before the first one has ended
+  bool secondary = false;  // the secondary kernel of a call (programmatic dependent launch)
   // Lets the next kernel start only when this one ends. For kernels that take nearly all shared memory and are followed
   // by one that reads through the L1. A multiprocessor keeps its split between shared memory and L1 while any block is
   // resident, so in a chain that never drains the following kernels run with a small L1. H200, Mistral-7B, 16,000 keys:
@@ -292,23 +292,24 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   }
 
   static Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(NextBegins),
+    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(DependentLaunch),
                   "the functors are larger than a kernel's parameter space");
     KERNELS_TRY(ex.status());
     KernelImage image;
     KERNELS_TRY(prepare_launch(ex, how, image));
     const CurrentDevice current(ex.device().device);
     KERNELS_TRY(current.status());
-    const bool early = (ex.programmatic() || (how.second && kCapturesEarly)) && ex.device().capability >= 90 &&
+    const bool early = (ex.programmatic() || (how.secondary && kCapturesEarly)) && ex.device().capability >= 90 &&
                        image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
     const bool all_at_a_time = int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
-    NextBegins next = NextBegins::as_body_says;
+    DependentLaunch next = DependentLaunch::by_body;
     if (early && !how.holds_dependents && (waits_for_predecessor_itself<Body>::value || all_at_a_time)) {
-      if (ex.constant_weights()) next = NextBegins::at_once;
+      if (ex.constant_weights())
+        next = DependentLaunch::at_start;
       else if (!waits_for_predecessor_itself<Body>::value)
-        next = NextBegins::behind_wait;
+        next = DependentLaunch::after_wait;
     }
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, next));
   }

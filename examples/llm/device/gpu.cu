@@ -61,9 +61,9 @@ constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
 // One token's product with weights of 16 bits runs on CUDA cores (gemv), where each block computes the norm of the row
 // while its weights are on their way.
 constexpr bool kFolds = bits_of(kWeights) == 16;
-constexpr int64_t kDecodesFrom = bits_of(kWeights) == 16   ? 0
-                                 : kWeights == Type::f8 ? k::tuning::kFloatCodesOnce
-                                                        : k::tuning::kCodesOnce;
+constexpr int64_t kDecodesFrom = bits_of(kWeights) == 16 ? 0
+                                 : kWeights == Type::f8  ? k::tuning::kDecodeAheadFloatTokens
+                                                         : k::tuning::kDecodeAheadTokens;
 template <class X, class W, class Out>
 k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
   return k::matmul<k::Path::gemv>(exec(place), x, w, out, shape, policy(place));

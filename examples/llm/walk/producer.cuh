@@ -9,7 +9,7 @@
 namespace llm {
 namespace {
 
-struct RingPlace {
+struct PipelineState {
   int stage = 0, parity = 0;
   __device__ __forceinline__ void next(int stages) {
     if (++stage == stages) stage = 0, parity ^= 1;
@@ -177,7 +177,7 @@ class Producer {
   const bool is_second = copier % 2 != 0, has_scales = copier >= 2;  // which part of a tile this warp copies
   LayerOnItsWay next_;
   Place ahead_ = {-1, 0, 0, 0};  // the next stage to prefetch
-  RingPlace at_, landing_;
+  PipelineState at_, landing_;
   unsigned prefetched_at_ = 0;
   int copied_ = 0, in_flight_ = 0, keys_ = 0;
 };

@@ -46,7 +46,7 @@ struct Worker : AttendingThread<kChunks> {
   using Base::tid, Base::lane, Base::warp, Base::g, Base::t;
 
   const unsigned char* const ring;
-  RingPlace at;
+  PipelineState at;
   int buffer = 0;
   float factor = 1;  // the norm's, applied to the sums of a product
   // Two values of the residual stream. In all layers this thread makes the same rows of the output and down products.

@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t ro
 }
 
 // The same, transposed: lane 4g + t gets rows 2t and 2t + 1 of column g.
-__device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint32_t row_address) {
+__device__ __forceinline__ void load_matrix_x4_trans(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
                : "r"(row_address)

@@ -18,7 +18,7 @@ __device__ __forceinline__ void grid_dependency_wait() {
 
 // Lets the next kernel in the stream start once all blocks have called this or ended, if it was launched with
 // programmatic dependence.
-__device__ __forceinline__ void let_next_begin() {
+__device__ __forceinline__ void launch_dependents() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void let_next_begin() {
 // have.
 __device__ __forceinline__ void grid_dependency_pass() {
   grid_dependency_wait();
-  let_next_begin();
+  launch_dependents();
 }
 
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -98,13 +98,13 @@ __device__ __forceinline__ bool elect_one() {
 }
 
 // The location of an mbarrier: a variable in shared memory, or its shared-memory address.
-struct BarrierPlace {
+struct BarrierAddress {
   uint32_t address;
-  __device__ __forceinline__ BarrierPlace(const uint64_t* barrier) : address(shared_address(barrier)) {}
-  __device__ __forceinline__ BarrierPlace(uint32_t address) : address(address) {}
+  __device__ __forceinline__ BarrierAddress(const uint64_t* barrier) : address(shared_address(barrier)) {}
+  __device__ __forceinline__ BarrierAddress(uint32_t address) : address(address) {}
 };
 // An mbarrier completes a phase when `count` arrivals and all expected bytes are in.
-__device__ __forceinline__ void mbarrier_init(BarrierPlace barrier, int count) {
+__device__ __forceinline__ void mbarrier_init(BarrierAddress barrier, int count) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(count) : "memory");
   }
@@ -113,16 +113,16 @@ __device__ __forceinline__ void mbarrier_init(BarrierPlace barrier, int count) {
 __device__ __forceinline__ void mbarrier_init_fence() {
   if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(BarrierPlace barrier) {
+__device__ __forceinline__ void mbarrier_arrive(BarrierAddress barrier) {
   if constexpr (kClusters)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
 }
 // Arrives, as one of the counted arrivals, when all earlier copy_async of this thread have completed.
-__device__ __forceinline__ void mbarrier_arrive_copied(BarrierPlace barrier) {
+__device__ __forceinline__ void mbarrier_arrive_copied(BarrierAddress barrier) {
   if constexpr (kClusters)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address) : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive_expect(BarrierPlace barrier, int bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect(BarrierAddress barrier, int bytes) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.address), "r"(bytes)
                  : "memory");
@@ -136,16 +136,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect(BarrierPlace barrier, int
       "mbarrier.try_wait.parity.acquire." scope ".shared::cta.b64 done, [%0], %1;\n"   \
       "@!done bra KERNELS_AGAIN_%=;\n"                                                 \
       "}" ::"r"(barrier.address), "r"(parity) : "memory")
-__device__ __forceinline__ void mbarrier_wait(BarrierPlace barrier, int parity) {
+__device__ __forceinline__ void mbarrier_wait(BarrierAddress barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cluster");
 }
 // For barriers on which only threads of this block arrive: it does not invalidate L1.
-__device__ __forceinline__ void mbarrier_wait_in_block(BarrierPlace barrier, int parity) {
+__device__ __forceinline__ void mbarrier_wait_in_block(BarrierAddress barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
 }
 #undef KERNELS_MBARRIER_WAIT
 // Whether the phase has completed; does not wait.
-__device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parity) {
+__device__ __forceinline__ bool mbarrier_is_past(BarrierAddress barrier, int parity) {
   uint32_t past = 1;
   if constexpr (kClusters) {
     asm volatile(
@@ -172,7 +172,7 @@ struct alignas(64) TensorMap {
 // these coordinates; elements outside of the tensor are zeros. Only one thread of a warp may call this at a time:
 // operands of others would be ignored.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
-                                         BarrierPlace barrier) {
+                                         BarrierAddress barrier) {
   if constexpr (kClusters) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
@@ -183,7 +183,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
 }
 // The same for five dimensions.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w, int v,
-                                         BarrierPlace barrier) {
+                                         BarrierAddress barrier) {
   if constexpr (kClusters) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
@@ -194,7 +194,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
 }
 // The same for four dimensions with a cache policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
-                                         BarrierPlace barrier, uint64_t policy) {
+                                         BarrierAddress barrier, uint64_t policy) {
   if constexpr (kClusters) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "

@@ -56,7 +56,7 @@ constexpr int kFineThreads = 448;
 // times a number 269 and 99 with 8 tokens, 6952 and 671 with 4096; int8 with a scale for 64 columns 146 and 144 with
 // 512 tokens, 216 and 190 with 768, 954 and 681 with 4096; int4 with a scale for 32 columns 135 and 136, 199 and 181,
 // 915 and 685; e4m3 with a scale for each row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
-constexpr int kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
+constexpr int kDecodeAheadMappedTokens = 3, kDecodeAheadTokens = 768, kDecodeAheadFloatTokens = 4096;
 
 // kGemvTokens: up to this number of tokens, products run on CUDA cores if tensor cores would round their weights; more,
 // with float weights, where tiles would be so few that kSumsOfGemv favours it. kSkinnyTokens: up to this number, tensor
@@ -78,11 +78,12 @@ constexpr int kSkinnyTokens = 2;
 // - int4 with a scale for 128 columns: 14336 x 4096 14.0, 16.2, 21.1 (14.2, 16.5, 21.6).
 // - int8 with a scale for each row: 17.2, 18.1, 19.7.
 //
-// Scales loaded through the L1 (FewBody::kScalesByL1) took 4 % less time with 8 tokens, but 8 % more with 32, when the
-// rings leave little of it. wgmma tiles took 20.6 to 22.9 and 31 to 38 with 8 to 32 tokens. Code for sm_80 on the same
-// GPU, with 64 tokens, where blocks cannot share K (earlier code): two blocks of 32 tokens took 37 us and tiles 117
-// with int8, 4096 x 14336 (half 50 and 113), but 44 and 38 with 14336 x 4096 (half 61 and 41). With several scales in
-// 64 bytes of codes, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3 and 12.8 us).
+// Scales loaded through the L1 (StreamedGemmBody::kScalesByL1) took 4 % less time with 8 tokens, but 8 % more with 32,
+// when the rings leave little of it. wgmma tiles took 20.6 to 22.9 and 31 to 38 with 8 to 32 tokens. Code for sm_80 on
+// the same GPU, with 64 tokens, where blocks cannot share K (earlier code): two blocks of 32 tokens took 37 us and
+// tiles 117 with int8, 4096 x 14336 (half 50 and 113), but 44 and 38 with 14336 x 4096 (half 61 and 41). With several
+// scales in 64 bytes of codes, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3 and 12.8
+// us).
 constexpr int kCodeGroups = 2;
 // The fixed cost of a block of such codes, in rows of weights, if a multiprocessor runs several blocks one after the
 // other: its beginning and end, and products with rows that do not exist, as warps have 32. 12 layers of Mistral-7B
@@ -122,7 +123,7 @@ constexpr double kBlockOverheadSteps = 16;
 // the first three.
 constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 
-// cost_of_boxes: a model of a call's time, in microseconds, for tiles whose weights, and mostly inputs, are copied by
+// cost_of_tma: a model of a call's time, in microseconds, for tiles whose weights, and mostly inputs, are copied by
 // TMA.
 // - Steps take as long as their products; with 64 rows and few tokens, the work between products counts.
 // - All blocks together get a fixed bandwidth from the L2: more if they run in step, in one wave, so that several ask
@@ -152,9 +153,9 @@ constexpr double us_of_reading(double weight_bytes, int memory_gbs) {
   return weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
 }
 enum class InputsBy { tma_unit, copies_of_threads, functors };
-constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, InputsBy by, double longer,
-                               bool narrow, int tokens, int rows, double weight_bytes, double copied_bytes,
-                               int memory_gbs) {
+constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_blocks, InputsBy by, double longer,
+                             bool narrow, int tokens, int rows, double weight_bytes, double copied_bytes,
+                             int memory_gbs) {
   const double size = tokens * rows / 8192.,
                products = longer * (rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size),
                inputs = by == InputsBy::functors                          ? 0.14 + 0.0036 * tokens

@@ -44,7 +44,7 @@ struct DecodeSide {
   static_assert(kHeads == 1 || kSteps * 32 == kSharers * 16, "a lane brings something of one head");
 
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
-  static __device__ __forceinline__ int place(int row, int chunk) {
+  static __device__ __forceinline__ int swizzled_offset(int row, int chunk) {
     return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
   }
 
@@ -58,12 +58,12 @@ struct DecodeSide {
   template <bool kOnce, bool kAll, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
     const int mine = lane_row(), chunk = lane_chunk(), begin = kHeads == 1 ? chunk * 16 : chunk * 16 % kHeadBytes;
-    to += place(mine, chunk);
+    to += swizzled_offset(mine, chunk);
 #pragma unroll kOnce ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
       const char* const from = at(row + mine) + begin;
       // `row` and `mine` have no bits in common, and rows begin at multiples of the swizzle's span.
-      const uint32_t lane_to = (to ^ place(row, 0) % kRowBytes) + row * kRowBytes;
+      const uint32_t lane_to = (to ^ swizzled_offset(row, 0) % kRowBytes) + row * kRowBytes;
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
         if (kSteps * 2 % kSharers != 0 && first / 16 + chunk >= kSteps * 2) break;
@@ -76,9 +76,11 @@ struct DecodeSide {
   static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) {
     return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan;
   }
-  static __device__ __forceinline__ uint32_t key_lane() { return place(threadIdx.x & 15, threadIdx.x / 16 & 1); }
+  static __device__ __forceinline__ uint32_t key_lane() {
+    return swizzled_offset(threadIdx.x & 15, threadIdx.x / 16 & 1);
+  }
   static __device__ __forceinline__ uint32_t value_lane() {
-    return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1);
+    return swizzled_offset((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1);
   }
 
   // A operands of 16 keys x 16 columns, from 32 bytes of each row. If quantized, k is in the order of query_word().
@@ -113,7 +115,7 @@ struct DecodeSide {
   static __device__ __forceinline__ void values(uint32_t (&a)[kOperands][4], uint32_t at) {
     if constexpr (coded) {
       uint32_t words[4];
-      arch::load_matrix_x4_turned(words, at);
+      arch::load_matrix_x4_trans(words, at);
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[kOperands];
@@ -125,7 +127,7 @@ struct DecodeSide {
         }
       }
     } else {
-      arch::load_matrix_x4_turned(a[0], at);
+      arch::load_matrix_x4_trans(a[0], at);
     }
   }
   // A scale of 16 or 32 bits: its bits, and their value.

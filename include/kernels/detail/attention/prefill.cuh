@@ -312,14 +312,14 @@ struct PrefillBody {
 
     static __device__ __forceinline__ uint32_t query_address(const unsigned char* queries) {
       const int lane = threadIdx.x % 32;
-      return arch::shared_address(queries) + Queries::place(first_row() + lane % 16, lane / 16);
+      return arch::shared_address(queries) + Queries::swizzled_offset(first_row() + lane % 16, lane / 16);
     }
     template <bool kFull>
     __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim,
                                                   const float* scales) {
       const int lane = threadIdx.x % 32;
-      const uint32_t q = query_address(from),
-                     k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      const uint32_t q = query_address(from), k = arch::shared_address(keys) +
+                                                  Keys::Layout::swizzled_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
@@ -388,10 +388,10 @@ struct PrefillBody {
     template <bool kFull>
     __device__ __forceinline__ void add_values(const unsigned char* values, int cols) {
       const int lane = threadIdx.x % 32;
-      const uint32_t v = arch::shared_address(values) + Values::Layout::place(lane % 16, lane / 16);
+      const uint32_t v = arch::shared_address(values) + Values::Layout::swizzled_offset(lane % 16, lane / 16);
       constexpr int kSteps = kKeys / 16;
       const auto load = [&](uint32_t (&b)[4], int run, int k, int j) {
-        arch::load_matrix_x4_turned(b, (v ^ (j * 32)) + run * 128 + k * (16 * Values::Layout::kRowBytes));
+        arch::load_matrix_x4_trans(b, (v ^ (j * 32)) + run * 128 + k * (16 * Values::Layout::kRowBytes));
       };
       const auto multiply = [&](const uint32_t (&b)[4], int run, int k, int j) {
         KERNELS_UNROLL

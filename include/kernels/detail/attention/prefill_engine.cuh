@@ -266,7 +266,7 @@ Status start_prefill(const Exec& ex, const P& problem) {
     merge.grid.x = unsigned(
         lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (items + Merge::kWarps - 1) / Merge::kWarps));
     merge.threads = Merge::max_threads;
-    merge.second = true;
+    merge.secondary = true;
     return launch<Merge>(ex, merge, problem);
   }
   return {};

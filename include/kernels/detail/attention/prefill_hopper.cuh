@@ -8,9 +8,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool kInEight_ = false>
-struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, kInEight_> {
-  using Parts = HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, kInEight_>;
+template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool k8Bit_ = false>
+struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, k8Bit_> {
+  using Parts = HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_, k8Bit_>;
   using Params = typename Parts::Params;
   using Shared = typename Parts::Shared;
   using Parts::kStages, Parts::kItems, Parts::kQueryStages, Parts::kProducers, Parts::kGroups, Parts::kAligned;
@@ -32,8 +32,7 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kCols_, kKeys_, kGroups_
           arch::mbarrier_init(&shared.keys_empty[i], of_keys), arch::mbarrier_init(&shared.values_empty[i], of_values);
         }
         KERNELS_UNROLL
-        for (int i = 0; i < (Parts::kInEight ? kStages : 0); ++i)
-          arch::mbarrier_init(&shared.copied_full[i], producers);
+        for (int i = 0; i < (Parts::k8Bit ? kStages : 0); ++i) arch::mbarrier_init(&shared.copied_full[i], producers);
         KERNELS_UNROLL
         for (int i = 0; i < kItems; ++i)
           arch::mbarrier_init(&shared.item_full[i], 2 * producers),

@@ -84,8 +84,8 @@ struct HopperConsumer : Parts {
   using Shared = typename Parts::Shared;
   using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
+  using Parts::k8Bit, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
   using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kItems, Parts::kQueryStages, Parts::kTurns, Parts::kReducedDim;
-  using Parts::kInEight, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
   using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
   using Parts::kReducedCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
   using Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
@@ -103,12 +103,12 @@ struct HopperConsumer : Parts {
   // of 128 columns by 6 %. It is not with keys and values of 8 bits that are decoded: 16,384 keys 4,294 us, without
   // 4,468.
   static constexpr bool kAlwaysRescales = kCols <= 128 && !kUsesStaleMax && kProducers == 1;
-  static constexpr int kSlack = kInEight ? 3 : kAlwaysRescales ? 0 : 8;
+  static constexpr int kSlack = k8Bit ? 3 : kAlwaysRescales ? 0 : 8;
   // Fragments of 16 rows per warp, 64 rows per warpgroup.
   using Work = SoftmaxAccumulator<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kAlwaysRescales>;
   // Whether plain tiles have a separate loop. With 256 columns, which have fewer tiles and more instructions, short
   // calls would take longer (512 keys 150 us for 143), and with 8 bits all calls would (16,384 keys up to 10 %).
-  static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !kInEight;
+  static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !k8Bit;
 
   // Uniform in a warp, in a form that the compiler knows to be so.
   static __device__ __forceinline__ int group_of_warp() {
@@ -251,7 +251,7 @@ struct HopperConsumer : Parts {
           boxed(in_boxes(params)),
           query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
           keys_tile(arch::warpgroup_tile(arch::shared_address(stages))),
-          values_tile(arch::warpgroup_tile(arch::shared_address(stages) + Keys::kBytes, kInEight ? 16 : kKeys * 128)),
+          values_tile(arch::warpgroup_tile(arch::shared_address(stages) + Keys::kBytes, k8Bit ? 16 : kKeys * 128)),
           keys_at(keys),
           values_at(values) {}
 
@@ -395,7 +395,7 @@ struct HopperConsumer : Parts {
       const int stage = StagePhases::stage(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       keys_at.next(tile);
-      if (!kPlain && !(kInEight && in_box(tile))) arch::async_proxy_fence();
+      if (!kPlain && !(k8Bit && in_box(tile))) arch::async_proxy_fence();
       const uint64_t keys = arch::advance_tile(keys_tile, stage * (kStageBytes / 16));
       if (kPlain || kDim == kReducedDim || dim > kReducedDim)
         multiply_keys<kDim>(keys);
@@ -408,7 +408,7 @@ struct HopperConsumer : Parts {
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
       // 8-bit values are transposed by the producer, which has the fence
-      if constexpr (!kPlain && !kInEight) arch::async_proxy_fence();
+      if constexpr (!kPlain && !k8Bit) arch::async_proxy_fence();
       const uint64_t values = arch::advance_tile(values_tile, stage * (kStageBytes / 16));
       // Products and their commit are in one branch. Otherwise the compiler moves the commit to another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
@@ -440,7 +440,7 @@ struct HopperConsumer : Parts {
       auto& outputs = reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]);
       KERNELS_UNROLL
       for (int i = 0; i < kKeys / Work::kStep; ++i) {
-        if constexpr (kInEight)
+        if constexpr (k8Bit)
           arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], arch::advance_tile(values, i * 2), true);
         else
           arch::warpgroup_mma_transposed<TV>(

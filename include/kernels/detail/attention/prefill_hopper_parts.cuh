@@ -157,34 +157,33 @@ struct HopperItems {
 // What fits into 227 KB. If the next queries do not fit, they are copied after the last logits of this tile. This is
 // also done where keys are decoded, though they would fit: with them, 16,384 keys of float8_e4m3 and 128 columns took
 // 3,850 us instead of 3,590 (H200), but 1,024 and 4,096 keys took 3 % less.
-template <int kDim, bool kInEight>
-constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
+template <int kDim, bool k8Bit>
+constexpr int hopper_stages = kDim == 64 || k8Bit ? 3 : 2;
 template <int kDim, bool kDecodes>
 constexpr int hopper_query_stages = kDim > 128 || kDecodes ? 1 : 2;
 template <bool kDecodes>
 constexpr int hopper_items = kDecodes ? 1 : 2;
 
 // Configuration for heads of up to kDim columns and values of up to kCols. If both are equal, the kernel also has
-// products for fewer columns (kReducedDim, kReducedCols). Columns that a head does not have are zeros. kInEight_:
+// products for fewer columns (kReducedDim, kReducedCols). Columns that a head does not have are zeros. k8Bit_:
 // queries, keys, values and weights are float8_e4m3.
-template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool kInEight_>
+template <class P, int kDim_, int kCols_, int kKeys_, int kGroups_, bool k8Bit_>
 struct HopperPrefillParts
-    : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                  hopper_items<decodes_kv<typename P::Kv> && !kInEight_>, !decodes_kv<typename P::Kv> || kInEight_> {
-  using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                            hopper_items<decodes_kv<typename P::Kv> && !kInEight_>,
-                            !decodes_kv<typename P::Kv> || kInEight_>;
+    : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, k8Bit_>,
+                  hopper_items<decodes_kv<typename P::Kv> && !k8Bit_>, !decodes_kv<typename P::Kv> || k8Bit_> {
+  using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, k8Bit_>,
+                            hopper_items<decodes_kv<typename P::Kv> && !k8Bit_>, !decodes_kv<typename P::Kv> || k8Bit_>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kItems, Items::kAligned;
   using typename Items::Item;
   static constexpr int kGroups = kGroups_;
-  static constexpr bool kInEight = kInEight_;
+  static constexpr bool k8Bit = k8Bit_;
   using Kv = typename P::Kv;
-  using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
-  using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
+  using TK = std::conditional_t<k8Bit, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
+  using TV = std::conditional_t<k8Bit, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
   static constexpr int kDim = kDim_, kCols = kCols_;
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
+  static constexpr bool kDecodes = decodes_kv<Kv> && !k8Bit;
   static constexpr int kQueryStages = hopper_query_stages<kDim, kDecodes>;
   // kTurns: consumer groups take turns at issuing products. With 64 columns, or 8 bits, exponentials take as long as
   // products, and turns keep the groups apart.
@@ -195,19 +194,19 @@ struct HopperPrefillParts
   // us, without turns 4,210, and with the tiles of 256 columns 3,885.
   //
   // With 128 columns turns gain nothing.
-  static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim > 128;
+  static constexpr bool kExponentialsBound = kDim == 64 || k8Bit, kTurns = kExponentialsBound || kDim > 128;
   static constexpr bool kHasFewer = kDim != 64 && kDim == kCols;
-  static constexpr int kReducedDim = !kHasFewer ? kDim : kInEight ? kDim / 2 : kDim / 4 * 3;
-  static constexpr int kReducedCols = !kHasFewer ? kCols : kInEight ? kCols / 2 : kCols == 128 ? 96 : 128;
+  static constexpr int kReducedDim = !kHasFewer ? kDim : k8Bit ? kDim / 2 : kDim / 4 * 3;
+  static constexpr int kReducedCols = !kHasFewer ? kCols : k8Bit ? kCols / 2 : kCols == 128 ? 96 : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
   // Producers that decode hold the codes of a tile in registers; consumers get the rest. H200, queries of half, 16,384
   // keys of float8_e4m3: with 128 columns 3,590 us with 56 or 64 registers for producers, and 5,500 with 72, as
   // consumers then have too few; with 256 columns 3,600 with 48 and 7,300 with 56.
-  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 48 : 56) : kGroups == 2 || kInEight ? 56 : 32;
+  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 48 : 56) : kGroups == 2 || k8Bit ? 56 : 32;
   static constexpr int kConsumerRegisters = kDecodes       ? 256 - kProducerRegisters
                                             : kGroups == 2 ? 224
-                                            : kInEight     ? 152
+                                            : k8Bit        ? 152
                                                            : 160;
   static_assert(!kDecodes || kGroups == 2, "registers of two warpgroups of either");
   using Queries = TileLayout<kDim* int(sizeof(TK)) / 2, 128, 64>;
@@ -220,8 +219,8 @@ struct HopperPrefillParts
   // H100, without it in brackets: causal, 512 keys, 16 heads of 128 columns 105 us (113), 32 heads on 8 KV heads 203
   // (221); 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of
   // 128 columns, 2,048 keys without a mask, 468 (457).
-  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
-                                          is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
+  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !k8Bit && is_16_bit<result_type<P>> &&
+                                          (kDim == 64 || score_ranges<typename P::S>);
 
   // Offsets of the scales of keys, and then of values, of all stages.
   static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
@@ -232,17 +231,17 @@ struct HopperPrefillParts
     // release a stage, an item, or queries.
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
         item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
-    uint64_t copied_full[kInEight ? kStages : 1];  // values before they are transposed
+    uint64_t copied_full[k8Bit ? kStages : 1];  // values before they are transposed
     Item items[kItems];
     PrefillRows found_items[Items::kItemsPerSearch];
   };
   static constexpr int kQueryBytes = Queries::kRuns * Queries::kRunBytes,
-                       kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);
+                       kStageBytes = Keys::kBytes + (k8Bit ? kCols * 128 : Values::kBytes);
   static constexpr int kTilesAt =
       (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // after the struct Shared
   // Behind the stages: the values of each stage before they are transposed.
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
-                                      (kInEight ? kStages * Values::kBytes : 0);
+  static constexpr int kSharedBytes =
+      kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (k8Bit ? kStages * Values::kBytes : 0);
   static_assert(kSharedBytes <= 227 * 1024, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Chooses between persistent blocks and one block per tile. Persistent blocks pay for prologue and epilogue once, but

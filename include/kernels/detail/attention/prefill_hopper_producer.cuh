@@ -79,13 +79,13 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parts::each_item, Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
   using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kItems;
   using Parts::kReducedDim, Parts::kProducerRegisters, Parts::kKeyScales;
-  using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
+  using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::k8Bit;
   using HopperItemProducer<Parts>::bring_item;
   // Whether the next query tile is found and its queries are copied during the keys of this one: with 128 columns and
   // room for the next queries. H200, in alternation, causal: 1,024 keys of 16 heads take 146 us (150 without), of 32
   // heads on 8 KV heads 275 (283), 2,048 keys 454 (462); 16,384 keys, and all calls without a mask, take the same. With
   // 64 columns, where producers have few registers, causal 1,024 keys would take 225 us (210 without).
-  static constexpr bool kPreparesNext = kDim == 128 && Parts::kQueryStages > 1 && !kInEight;
+  static constexpr bool kPreparesNext = kDim == 128 && Parts::kQueryStages > 1 && !k8Bit;
   using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
@@ -109,7 +109,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
           const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
           decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), scales_of<kKeyScales>(shared), shared.keys_full,
                              shared.keys_empty, keys_to);
-        } else if constexpr (kInEight) {
+        } else if constexpr (k8Bit) {
           copy_and_transpose(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
         } else {
           copy_keys(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to, [] {});

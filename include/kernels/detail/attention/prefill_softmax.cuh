@@ -22,10 +22,10 @@ struct SoftmaxAccumulator {
   using Value = ValueRun<typename P::Kv>;
   // With weights in e4m3, whose smallest value is 2^-9, weights are scaled up so that they reach 256; the slack is part
   // of that range.
-  static constexpr bool kInEight = std::is_same<TV, float8_e4m3>::value;
-  static constexpr int kRaise = kInEight ? 8 - kSlack : 0;
+  static constexpr bool k8Bit = std::is_same<TV, float8_e4m3>::value;
+  static constexpr int kRaise = k8Bit ? 8 - kSlack : 0;
   static constexpr float kLower = 1.f / (1 << kRaise);
-  static constexpr int kStep = kInEight ? 32 : 16;  // keys of one mma
+  static constexpr int kStep = k8Bit ? 32 : 16;  // keys of one mma
   float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
   uint32_t weights[kTiles][kKeys / kStep][4];
   // largest: the running maximum of the logits times log2(e), or with a slack a value not far below it. sums: this
@@ -317,7 +317,7 @@ struct SoftmaxAccumulator {
           e[x] = arch::exp2_flushed(fma(logit, look.factor, -from[half]));
           sum[half] += e[x];
         }
-        if constexpr (kInEight) {
+        if constexpr (k8Bit) {
           weights[0][j / 4][j % 4 + half] = arch::floats_to_e4m3(e[0], e[1], e[2], e[3]);
         } else {
           weights[0][j / 2][half] = rounded_pair<TV>(e[0], e[1]);
@@ -332,7 +332,7 @@ struct SoftmaxAccumulator {
 
   // Rounds exponentials, multiplied by the scales of the values, to operands of the product with the values.
   __device__ __forceinline__ void round_weights(const float* scales) {
-    if constexpr (kInEight) {
+    if constexpr (k8Bit) {
       KERNELS_UNROLL
       for (int j = 0; j < kKeys / 8; j += 2) {
         KERNELS_UNROLL

@@ -16,12 +16,12 @@ template <int kCols, int kThreads, int kApart = 0>
 struct TileLayout {
   static constexpr int kRuns = kCols / 64, kRowsPerPass = kThreads / 8;
   static constexpr int kRowBytes = kApart > 0 ? 128 : kCols * 2, kRunBytes = kApart > 0 ? kApart * 128 : 128;
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+  static __device__ __forceinline__ uint32_t swizzled_offset(int row, int chunk) {
     return row * kRowBytes + (chunk ^ row % 8) * 16;
   }
   static __device__ __forceinline__ int chunk() { return threadIdx.x % 8; }
   static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / 8; }
-  static __device__ __forceinline__ uint32_t mine() { return place(row(), chunk()); }
+  static __device__ __forceinline__ uint32_t thread_offset() { return swizzled_offset(row(), chunk()); }
 
   // Zeros the chunks from column `cols` on.
   static __device__ __forceinline__ void clear_behind(unsigned char* tile, int rows, int cols) {
@@ -30,7 +30,7 @@ struct TileLayout {
     for (int i = row(); i < rows; i += kRowsPerPass) {
       KERNELS_ROLLED
       for (int run = 0; run < kRuns; ++run) {
-        if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * kRunBytes);
+        if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + swizzled_offset(i, chunk()) + run * kRunBytes);
       }
     }
   }
@@ -54,7 +54,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
         const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * kChunk);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run) {
-          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() +
+          arch::copy_async_16_if(arch::shared_address(tile) + Layout::thread_offset() +
                                      i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes,
                                  from + run * kRun, true, !there || run * kRun >= left);
         }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
       bring_rows<T, kChunk, kBatch, 1, !is_stored_as<Q, T>, Q>(
           [&](int i, const auto& there, const auto& missing) {
             const int row = row_of(some + i);
-            unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
+            unsigned char* const to = tile + Layout::swizzled_offset(row, Layout::chunk()) + run * Layout::kRunBytes;
             const auto place = rows.place(first + row);
             if (first + row < rows.count && run * kRun < left)
               there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk,
@@ -137,7 +137,7 @@ class KvTiles {
         read(tile, at, pos, first, end);
         if constexpr (kStraight) from_ += kKeys * stride_;
       } else {
-        copy_rows<kFull>(arch::shared_address(tile) + Layout::mine(), first, end, rows, half);
+        copy_rows<kFull>(arch::shared_address(tile) + Layout::thread_offset(), first, end, rows, half);
       }
     } else {
       read(tile, at, pos, first, end);
@@ -236,7 +236,7 @@ class KvTiles {
         Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), codes.words[i][j],
                                          Nothing{});
       if (kAll || run * kRun < left())
-        *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {
+        *reinterpret_cast<::uint4*>(tile + Layout::thread_offset() + row * kStep + run * Layout::kRunBytes) = {
             pairs[0], pairs[1], pairs[2], pairs[3]};
     }
   }
@@ -247,7 +247,7 @@ class KvTiles {
       bring_rows<T, kChunk, kEach, (kEach < 4 ? kEach : 4), !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
           [&](int i, const auto& there, const auto& missing) {
             const int row = Layout::row() + i * Layout::kRowsPerPass;
-            unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
+            unsigned char* const to = tile + Layout::thread_offset() + i * kStep + run * Layout::kRunBytes;
             if (row >= first && row < end)
               there(cached(at(pos + row).codes), 0, col_ + run * kRun + Layout::chunk() * kChunk, to);
             else
@@ -283,7 +283,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int c
     KERNELS_UNROLL
     for (int i = 0; i < kKeys / 32; ++i) {
       uint32_t pairs[4], words[4];
-      arch::load_matrix_x4_turned(pairs, (from ^ x * 16) + i * 32 * 128);
+      arch::load_matrix_x4_trans(pairs, (from ^ x * 16) + i * 32 * 128);
       KERNELS_UNROLL
       for (int j = 0; j < 4; ++j)
         words[j] = __byte_perm(pairs[j / 2 * 2], pairs[j / 2 * 2 + 1], j % 2 == lane / 16 ? 0x6420 : 0x7531);

@@ -49,7 +49,7 @@ class CodedOperand {
 
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
     if (i < kCodes) {
-      arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kRowBytes), codes_[i],
+      arch::copy_async_16_if(stage + thread_offset() + i * (kRowsPerPass * kRowBytes), codes_[i],
                              more && (there_ >> i & 1) != 0);
       codes_[i] += kRowBytes;
     } else if constexpr (scaled) {
@@ -61,7 +61,7 @@ class CodedOperand {
     const bool zeros = chunk() * kPack >= cols;
     KERNELS_UNROLL
     for (int i = 0; i < kCodes; ++i)
-      arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kRowBytes),
+      arch::copy_async_16_if(stage + thread_offset() + i * (kRowsPerPass * kRowBytes),
                              codes_[i] + (zeros ? 0 : ahead / kPack * 16), (there_ >> i & 1) != 0, zeros);
     if constexpr (scaled) copy_groups_of(stage, col_ + ahead, true);
   }
@@ -76,8 +76,8 @@ class CodedOperand {
       const int t = threadIdx.x % 4, byte = (half * 4 + t) * kLaneBytes<kPack>;
       codes_ = stage + row_ * kRowBytes + swizzled(row_, byte / 16) * 16 + byte % 16;
       const int group = col + (half * 4 + t) * 8 >> group_log2_, first = col >> group_log2_;
-      scales_ = stage + kCodeBytes + row_ * kScaleRow + place_of_group<Scale>(first, group);
-      zeros_ = stage + kCodeBytes + kScaleBytes + row_ * kScaleRow + place_of_group<Zero>(first, group);
+      scales_ = stage + kCodeBytes + row_ * kScaleRow + offset_of_group<Scale>(first, group);
+      zeros_ = stage + kCodeBytes + kScaleBytes + row_ * kScaleRow + offset_of_group<Zero>(first, group);
     }
     __device__ __forceinline__ void decode(uint32_t (&weights)[4], int j) const {
       uint32_t words[kLaneBytes<kPack> / 4];
@@ -98,11 +98,13 @@ class CodedOperand {
   static __device__ __forceinline__ int swizzled(int row, int chunk) {
     return chunk ^ (kChunks == 4 ? row / 2 % 2 * 2 : row / 4 % 2);
   }
-  static __device__ __forceinline__ uint32_t mine() { return row() * kRowBytes + swizzled(row(), chunk()) * 16; }
+  static __device__ __forceinline__ uint32_t thread_offset() {
+    return row() * kRowBytes + swizzled(row(), chunk()) * 16;
+  }
   __device__ __forceinline__ void copy_groups_of(uint32_t stage, int col, bool more) const {
     const uint32_t to = stage + kCodeBytes + threadIdx.x * kScaleRow;
-    scales_.bring(to, col, more && group_log2_ != kOneForAll);
-    if constexpr (zeroed) zeros_.bring(to + kScaleBytes, col, more);
+    scales_.load(to, col, more && group_log2_ != kOneForAll);
+    if constexpr (zeroed) zeros_.load(to + kScaleBytes, col, more);
   }
 
   const unsigned char* codes_[kCodes];

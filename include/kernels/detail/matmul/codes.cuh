@@ -179,7 +179,7 @@ class GroupCopy {
     width_ = opaque(alignment % 16 == 0 ? 16 : alignment % 8 == 0 ? 8 : alignment % 4 == 0 ? 4 : 0);
   }
   // col: a multiple of kCols.
-  __device__ __forceinline__ void bring(uint32_t to, int col, bool wanted) const {
+  __device__ __forceinline__ void load(uint32_t to, int col, bool wanted) const {
     const int first = (col >> log2_) * int(sizeof(Of)) & ~3;
     const unsigned char* const from = row_ + first;
     const auto copy = [&](int i) {
@@ -204,9 +204,9 @@ class GroupCopy {
   // bytes_: of kCols columns; all_: of the row; width_: copied at a time, 0 if the row's last word is partial
   int log2_, all_, bytes_, width_;
 };
-// The place of a group's entry in these bytes. first: the group of the first column.
+// The offset of a group's entry in these bytes. first: the group of the first column.
 template <class Of>
-__device__ __forceinline__ int place_of_group(int first, int group) {
+__device__ __forceinline__ int offset_of_group(int first, int group) {
   return (first * int(sizeof(Of)) & 3) + (group - first) * int(sizeof(Of));
 }
 

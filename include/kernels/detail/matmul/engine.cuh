@@ -34,7 +34,7 @@ class ProductEngine {
   // allows.
   using T = meeting_type<X, W>;
   // The type of operands that are multiplied as 8-bit codes, or void.
-  using InEight = in_eight_type<X, W>;
+  using Type8Bit = mma_8bit_type<X, W>;
   static constexpr bool x_copied = std::is_same<copied_type<X>, T>::value,
                         w_copied = std::is_same<copied_type<W>, T>::value;
 
@@ -48,14 +48,14 @@ class ProductEngine {
   Status plan(MatmulPlan& plan) const {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
-    Rounds rounds;
-    KERNELS_TRY(find_rounds(plan.path, rounds));
-    if (rounds.any()) {
-      plan.path = policy_.path, plan.inputs_rounded = rounds.inputs, plan.weights_rounded = rounds.weights;
-      return with_rounded(rounds, [&](const auto& engine) { return engine.plan(plan); });
+    RoundedOperands rounded;
+    KERNELS_TRY(choose_rounded(plan.path, rounded));
+    if (rounded.any()) {
+      plan.path = policy_.path, plan.inputs_rounded = rounded.inputs, plan.weights_rounded = rounded.weights;
+      return with_rounded(rounded, [&](const auto& engine) { return engine.plan(plan); });
     }
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
-    if (plan.path == Path::skinny) plan.weights_copied = few_fits();
+    if (plan.path == Path::skinny) plan.weights_copied = streaming_fits();
     const bool tiles = plan.path == Path::gemm;
     const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide,
               most_x = tiles && chunk_x == 1 ? most : lesser(most, wide_x);
@@ -72,11 +72,11 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     Path path = policy_.path;
     KERNELS_TRY(choose_path(path));
-    Rounds rounds;
-    KERNELS_TRY(find_rounds(path, rounds));
-    if (rounds.any()) {
-      KERNELS_TRY(round(rounds));
-      return with_rounded(rounds, [](const auto& engine) { return engine.run(); });
+    RoundedOperands rounded;
+    KERNELS_TRY(choose_rounded(path, rounded));
+    if (rounded.any()) {
+      KERNELS_TRY(round(rounded));
+      return with_rounded(rounded, [](const auto& engine) { return engine.run(); });
     }
     if constexpr (compiled(Path::gemv)) if (path == Path::gemv) return run_gemv();
     if constexpr (compiled(Path::skinny)) if (path == Path::skinny) return run_skinny();
@@ -89,29 +89,29 @@ class ProductEngine {
   size_t workspace_bytes() const {
     Path path = policy_.path;
     if (!choose_path(path)) return 0;
-    const Rounds rounds = gains(path);
-    return input_bytes(rounds) + weight_bytes(rounds);
+    const RoundedOperands rounded = worth_rounding(path);
+    return input_bytes(rounded) + weight_bytes(rounded);
   }
 
  private:
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
   const char* why_not(Path path, bool weights_copied, int most, int most_x, bool whole) const {
-    if (!has_skinny && gains(path).weights)
+    if (!has_skinny && worth_rounding(path).weights)
       return "weights: each block reads them through their functors; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     if (narrow_weights && !Coded<W>::known)
       return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
     if (pack_w_ < most)
       return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
-    if (gains(path).inputs) {
+    if (worth_rounding(path).inputs) {
       if (x_copied)
         return "x: pointer or row stride is not a multiple of 16 bytes; a workspace of matmul_workspace_bytes() would hold it so";
       return "x: each block reads it through its functors, or rounds it; a workspace of matmul_workspace_bytes() would hold it in 16 bits";
     }
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
-    const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
-    const bool could_stream = has_few && path == Path::skinny && p_.m > most_in_one_go();
+    const bool few = has_skinny && path == Path::gemm && p_.m <= kStreamedTokens && !p_.groups.several();
+    const bool could_stream = has_streaming && path == Path::skinny && p_.m > most_in_one_go();
     if constexpr (codes && CodesInMemory<Gate>::value) if (p_.k > 0 && (path == Path::gemm || could_stream)) {
       if (group_log2() < 0)
         return "weights: they are copied as they lie where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
@@ -124,101 +124,104 @@ class ProductEngine {
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
     if (path == Path::simt || (path == Path::gemv && !narrow_weights && p_.m > tuning::kGemvTokens))
       return "weights: tensor cores would round float and double";
-    if (gains(path).weights)
+    if (worth_rounding(path).weights)
       return "weights: each block decodes them; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     return "";
   }
 
   // ---- operands rounded ahead, in the workspace: inputs first, then weights ----------------------------------------
 
-  struct Rounds {
+  struct RoundedOperands {
     bool inputs, weights;
     bool any() const { return inputs || weights; }
   };
   static constexpr bool can_round = narrow_weights && (compiled(Path::gemm) || compiled(Path::skinny)),
                         rounds_weights = can_round && compiled(Path::gemm) && !w_copied;
-  Rounds gains(Path path) const {
+  RoundedOperands worth_rounding(Path path) const {
     // Kernels that read rows of weights in one go also multiply the rounding errors of inputs, so they do not use this.
-    const bool tiles = path == Path::gemm || (path == Path::skinny && few_fits());
-    if (!can_round || p_.k == 0 || !tiles || (path == Path::gemm && in_eight())) return {false, false};
+    const bool tiles = path == Path::gemm || (path == Path::skinny && streaming_fits());
+    if (!can_round || p_.k == 0 || !tiles || (path == Path::gemm && uses_8bit_mma())) return {false, false};
     const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
     const bool weights = rounds_weights && path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
                          policy_.tiles_at_once == 0 && !policy_.batch_invariant && !p_.groups.several() &&
-                         p_.m >= decoded_once();
+                         p_.m >= decode_ahead_tokens();
     const bool inputs = many && (!x_copied || (pack_x_ < 8 && (pack_w_ >= 8 || weights)));
     return {inputs && (has_skinny || weights), weights};
   }
   // From this number of tokens on, decoding the weights once pays.
-  int64_t decoded_once() const {
+  int64_t decode_ahead_tokens() const {
     if constexpr (codes && CodesInMemory<Gate>::value) {
       using Code = typename Coded<W>::Code;
       constexpr bool floats = std::is_same<Code, float8_e4m3>::value || std::is_same<Code, float8_e5m2>::value;
       const int log2 = group_log2();
       const bool by_group = Coded<W>::scaled && log2 != kOneForAll;
       if (log2 >= 0 && p_.k % 8 == 0)
-        return floats && !by_group ? tuning::kFloatCodesOnce : tuning::kCodesOnce;
+        return floats && !by_group ? tuning::kDecodeAheadFloatTokens : tuning::kDecodeAheadTokens;
     }
-    return tuning::kMappedOnce;
+    return tuning::kDecodeAheadMappedTokens;
   }
   // The rows of inputs if every group is full.
   int64_t input_rows() const { return p_.groups.offsets == nullptr ? p_.groups.count * p_.m : p_.m; }
-  size_t input_bytes(const Rounds& rounds) const { return rounds.inputs ? row_bytes() * size_t(input_rows()) : 0; }
-  size_t weight_bytes(const Rounds& rounds) const {
-    return rounds.weights ? row_bytes() * size_t(p_.n) * P::matrices : 0;
+  size_t input_bytes(const RoundedOperands& rounded) const {
+    return rounded.inputs ? row_bytes() * size_t(input_rows()) : 0;
+  }
+  size_t weight_bytes(const RoundedOperands& rounded) const {
+    return rounded.weights ? row_bytes() * size_t(p_.n) * P::matrices : 0;
   }
   size_t row_bytes() const { return sizeof(T) * size_t(rounded_ld(p_.k)); }
 
   // What a call rounds ahead: as much as the workspace holds.
-  Status find_rounds(Path path, Rounds& rounds) const {
-    rounds = gains(path);
+  Status choose_rounded(Path path, RoundedOperands& rounded) const {
+    rounded = worth_rounding(path);
     const Workspace& workspace = ex_.workspace();
-    if (!rounds.any()) return {};
+    if (!rounded.any()) return {};
     if (workspace.bytes > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
       return invalid("matmul: the workspace does not begin at a multiple of 16 bytes");
-    const bool inputs_fit = workspace.bytes >= input_bytes(rounds);
+    const bool inputs_fit = workspace.bytes >= input_bytes(rounded);
     // Otherwise a row's bits would depend on its batch.
     if (policy_.batch_invariant && workspace.bytes > 0 && !inputs_fit)
       return invalid("matmul: with batch_invariant a workspace has matmul_workspace_bytes(), or there is none");
-    rounds.weights &= inputs_fit && workspace.bytes >= input_bytes(rounds) + weight_bytes(rounds);
-    rounds.inputs &= inputs_fit && (has_skinny || rounds.weights);
+    rounded.weights &= inputs_fit && workspace.bytes >= input_bytes(rounded) + weight_bytes(rounded);
+    rounded.inputs &= inputs_fit && (has_skinny || rounded.weights);
     return {};
   }
   T* rounded_inputs() const { return static_cast<T*>(ex_.workspace().ptr); }
-  T* rounded_weights(const Rounds& rounds, int matrix) const {
-    return rounded_inputs() + (input_bytes(rounds) + weight_bytes(rounds) / P::matrices * matrix) / sizeof(T);
+  T* rounded_weights(const RoundedOperands& rounded, int matrix) const {
+    return rounded_inputs() + (input_bytes(rounded) + weight_bytes(rounded) / P::matrices * matrix) / sizeof(T);
   }
-  Status round(const Rounds& rounds) const {
+  Status round(const RoundedOperands& rounded) const {
     if constexpr (can_round) {
-      if (rounds.inputs) KERNELS_TRY(round_rows(ex_, p_.x, rounded_inputs(), input_rows(), p_.k, p_.groups));
+      if (rounded.inputs) KERNELS_TRY(round_rows(ex_, p_.x, rounded_inputs(), input_rows(), p_.k, p_.groups));
       if constexpr (rounds_weights) {
-        if (!rounds.weights) return {};
-        KERNELS_TRY(round_rows(ex_, p_.template weights<0>(), rounded_weights(rounds, 0), p_.n, p_.k));
+        if (!rounded.weights) return {};
+        KERNELS_TRY(round_rows(ex_, p_.template weights<0>(), rounded_weights(rounded, 0), p_.n, p_.k));
         if constexpr (P::matrices == 2)
-          KERNELS_TRY(round_rows(ex_, p_.template weights<1>(), rounded_weights(rounds, 1), p_.n, p_.k));
+          KERNELS_TRY(round_rows(ex_, p_.template weights<1>(), rounded_weights(rounded, 1), p_.n, p_.k));
       }
     }
     return {};
   }
   // Calls f(engine of the same product with its operands in the workspace).
   template <class F>
-  Status with_rounded(const Rounds& rounds, const F& f) const {
+  Status with_rounded(const RoundedOperands& rounded, const F& f) const {
     if constexpr (can_round) {
       const auto rows = [&](const T* p) { return kernels::load(p, rounded_ld(p_.k)); };
       const auto with_inputs = [&](const auto& x) {
         if constexpr (rounds_weights) {
           // So many tokens that decoding once pays use tiles.
           constexpr Path path = has_skinny ? Path::gemm : kOnly;
-          const auto w = rows(rounded_weights(rounds, 0));
+          const auto w = rows(rounded_weights(rounded, 0));
           if constexpr (P::matrices == 2) {
-            if (rounds.weights) return with_operands<path>(x, gated(w, rows(rounded_weights(rounds, 1))), f);
+            if (rounded.weights) return with_operands<path>(x, gated(w, rows(rounded_weights(rounded, 1))), f);
           } else {
-            if (rounds.weights) return with_operands<path>(x, w, f);
+            if (rounded.weights) return with_operands<path>(x, w, f);
           }
         }
         if constexpr (has_skinny) return with_operands<kOnly>(x, p_.w, f);
         return unsupported("matmul: these operands are not rounded once");
       };
-      if constexpr (x_copied) if (!rounds.inputs) return with_inputs(p_.x);
+      if constexpr (x_copied)
+        if (!rounded.inputs) return with_inputs(p_.x);
       return with_inputs(cached(rows(rounded_inputs())));
     }
     return unsupported("matmul: these operands are not rounded once");
@@ -229,11 +232,11 @@ class ProductEngine {
     // A kernel that rounds inputs lets the product start when its own predecessor has ended: then the weights are
     // ready. With constant_weights() it lets it start at once, and the caller must have declared the weights ready.
     // Weights that the kernel decodes itself are not ready.
-    Exec behind = ex_;
-    behind.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
+    Exec product_ex = ex_;
+    product_ex.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
     MatmulPolicy policy = policy_;
     policy.weights_ready = std::is_same<W2, W>::value && (policy_.weights_ready || !ex_.constant_weights());
-    return f(ProductEngine<Problem, kPath>(behind, {x, w, p_.out, p_.m, p_.n, p_.k, p_.groups}, policy));
+    return f(ProductEngine<Problem, kPath>(product_ex, {x, w, p_.out, p_.m, p_.n, p_.k, p_.groups}, policy));
   }
 
   Status choose_path(Path& path) const {
@@ -245,12 +248,13 @@ class ProductEngine {
       return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
-      else if (few_pays()) path = Path::skinny;
+      else if (streaming_pays())
+        path = Path::skinny;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
       else if (by_token<W> || p_.m <= most_gemv_tokens() || gemv_beats_tiles()) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
-    if (path == Path::skinny && !skinny_fits() && !few_fits())
+    if (path == Path::skinny && !skinny_fits() && !streaming_fits())
       return unsupported(
           "matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
     if (p_.groups.several() && path != Path::gemm && path != Path::simt)
@@ -295,19 +299,20 @@ class ProductEngine {
   // Whether weights can stream through shared memory.
   static constexpr bool streams() {
     if constexpr (!has_skinny || chunk_x < 2) return false;
-    else if constexpr (codes) return FewBody<P, 1>::Weights::possible;
+    else if constexpr (codes)
+      return StreamedGemmBody<P, 1>::Weights::possible;
     else return is_16_bit<copied_type<W>>;
   }
-  static constexpr bool has_few = streams();
+  static constexpr bool has_streaming = streams();
   // Up to this number of tokens, each row of weights is read in one go instead, which keeps all digits of wider inputs.
   int most_in_one_go() const { return codes && chunk_x >= 8 && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
-  bool few_fits() const {
-    if constexpr (has_few) {
+  bool streaming_fits() const {
+    if constexpr (has_streaming) {
       if (p_.m <= most_in_one_go() || pack_x_ < chunk_x || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
         const int least =
-            visit_few<P>(p_.m, [&](auto body) { return body.shared_bytes(1, 1, 2, p_.m, group_log2()); });
+            visit_streamed<P>(p_.m, [&](auto body) { return body.shared_bytes(1, 1, 2, p_.m, group_log2()); });
         return least <= ex_.device().shared_per_block - tuning::kSharedOverheadBytes;
       } else {
         return pack_w_ >= 8;
@@ -317,18 +322,18 @@ class ProductEngine {
   }
 
   // Whether streaming is faster than tiles.
-  bool few_pays() const {
-    if (!few_fits()) return false;
-    if constexpr (has_few && narrow_weights && compiled(Path::gemm)) {
+  bool streaming_pays() const {
+    if (!streaming_fits()) return false;
+    if constexpr (has_streaming && narrow_weights && compiled(Path::gemm)) {
       const int64_t rows = p_.n * P::matrices, sms = ex_.device().sm_count;
-      if (p_.m > kFewTokens) {
+      if (p_.m > kStreamedTokens) {
         // Where blocks cannot share K, tiles leave most multiprocessors idle.
         int image = 0;
-        return p_.m <= 2 * kFewTokens && rows * 3 <= 128 * sms &&
+        return p_.m <= 2 * kStreamedTokens && rows * 3 <= 128 * sms &&
                image_architecture<GemmBody<P, meeting_type<X, W>, 1, 128>>(ex_, image).ok() && image < 90;
       }
     }
-    return p_.m <= kFewTokens;
+    return p_.m <= kStreamedTokens;
   }
 
   // The weights that a lane reads at a time: a pack; with 16 bits half a pack (matrices of a file that is copied to the
@@ -364,8 +369,8 @@ class ProductEngine {
                                       : tuning::kGemvThreads);
   }
   Status run_skinny() const {
-    if constexpr (has_few) {
-      if (few_fits()) return run_few();
+    if constexpr (has_streaming) {
+      if (streaming_fits()) return run_streamed();
     }
     if constexpr (has_skinny) {
       if constexpr (Coded<W>::scaled) {
@@ -398,32 +403,33 @@ class ProductEngine {
     return start_gemv<Body>(
         int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
   }
-  Status run_few() const {
-    return visit_few<P>(p_.m, [&](auto body) { return run_few_of<decltype(body)>(); });
+  Status run_streamed() const {
+    return visit_streamed<P>(p_.m, [&](auto body) { return run_streamed_as<decltype(body)>(); });
   }
-  template <class Few>
-  Status run_few_of() const {
+  template <class Body>
+  Status run_streamed_as() const {
     int image = 0;
-    KERNELS_TRY(image_architecture<Few>(ex_, image));
-    const int64_t sms = ex_.device().sm_count, token_tiles = (p_.m + kFewTokens - 1) / kFewTokens,
-                  tokens = lesser<int64_t>(p_.m, kFewTokens), outputs = p_.n * P::matrices, all = outputs * token_tiles;
+    KERNELS_TRY(image_architecture<Body>(ex_, image));
+    const int64_t sms = ex_.device().sm_count, token_tiles = (p_.m + kStreamedTokens - 1) / kStreamedTokens,
+                  tokens = lesser<int64_t>(p_.m, kStreamedTokens), outputs = p_.n * P::matrices,
+                  all = outputs * token_tiles;
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
-    const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
-    typename Few::Params params{p_, 0, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
+    const bool wide_out = p_.n % Body::kWide == 0 && max_pack_of(p_.out) >= Body::kWide;
+    typename Body::Params params{p_, 0, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
     const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // weights have fewer bytes
     Launch how;
     int64_t blocks = 0;
     double best = HUGE_VAL;
     // Rows for each block such that all multiprocessors are busy: one block each, if those can hold all rows. Then
     // pairs of blocks can share K.
-    const bool can_be_alone = (outputs + Few::kRows - 1) / Few::kRows * token_tiles <= sms;
-    const int most = ex_.device().shared_per_block - tuning::kSharedOverheadBytes, fewest = Few::coded ? 2 : 3;
+    const bool can_be_alone = (outputs + Body::kRows - 1) / Body::kRows * token_tiles <= sms;
+    const int most = ex_.device().shared_per_block - tuning::kSharedOverheadBytes, fewest = Body::coded ? 2 : 3;
     const auto bytes = [&](int splits, int groups, int stages) {
-      return Few::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
+      return Body::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
     };
-    const bool pairs = image >= 90 && p_.k >= 16 * Few::kStep && bytes(2, 1, fewest) <= most;
+    const bool pairs = image >= 90 && p_.k >= 16 * Body::kStep && bytes(2, 1, fewest) <= most;
     for (int splits = 1; splits <= (pairs ? 2 : 1); ++splits) {
-      for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
+      for (int rows = Body::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
         const double each_block = double(rows + (each > 1 && codes ? tuning::kBlockOverheadRows : 0)) / splits;
@@ -442,27 +448,27 @@ class ProductEngine {
       return wanted <= most && per_sm * (wanted + tuning::kSharedOverheadBytes) <= ex_.device().shared_per_sm;
     };
     int groups = 1, stages = fewest;
-    if (Few::coded) {
+    if (Body::coded) {
       const bool four_bits = Coded<W>::pack == 32;
-      groups = alone || !four_bits ? Few::kMostGroups : tuning::kCodeGroups;
-      groups = int(lesser<int64_t>(groups, greater<int64_t>(1, p_.k / Few::kStep / how.cluster)));
+      groups = alone || !four_bits ? Body::kMostGroups : tuning::kCodeGroups;
+      groups = int(lesser<int64_t>(groups, greater<int64_t>(1, p_.k / Body::kStep / how.cluster)));
       while (groups > 1 && !fit(groups, stages)) --groups;
       if (!four_bits && fit(groups, 3)) stages = 3;
     } else {
-      if (alone && p_.k >= tuning::kStepsOfGroups * Few::kStep * how.cluster && fit(Few::kMostGroups, stages))
-        groups = Few::kMostGroups;
+      if (alone && p_.k >= tuning::kStepsOfGroups * Body::kStep * how.cluster && fit(Body::kMostGroups, stages))
+        groups = Body::kMostGroups;
       if (alone && fit(groups, 6)) stages = 6;
       else if ((alone || blocks > 2 * sms) && fit(groups, 4)) stages = 4;
     }
     params.stages = stages;
-    const int parts = groups * how.cluster, steps = int((p_.k + Few::kStep - 1) / Few::kStep);
+    const int parts = groups * how.cluster, steps = int((p_.k + Body::kStep - 1) / Body::kStep);
     params.steps = steps / parts, params.longer = steps % parts;
-    how.threads = groups * Few::kThreads;
+    how.threads = groups * Body::kThreads;
     how.shared = size_t(
         greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
     if (blocks > INT32_MAX) return unsupported("matmul: N is too large for this path");
     how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
-    return launch<Few>(ex_, how, params);
+    return launch<Body>(ex_, how, params);
   }
   // Grid: outputs along x, tokens along y. A block has the fewest threads, `most` at most, that take a row of weights
   // in the least number of rounds.
@@ -488,16 +494,16 @@ class ProductEngine {
       using Wide = GemmBody<P, T, 8, 256>;
       int image = 0;  // the architecture of all of them: they are compiled together
       KERNELS_TRY(image_architecture<Single>(ex_, image));
-      if constexpr (can_be_in_eight()) {
+      if constexpr (can_use_8bit_mma()) {
         bool taken = false;
-        if (in_eight()) KERNELS_TRY(run_boxed<InEight>(image, plan, taken));
+        if (uses_8bit_mma()) KERNELS_TRY(run_tma<Type8Bit>(image, plan, taken));
         if (taken) return {};
       }
       if constexpr (chunk_x > 1) {
         if (pack_x_ >= chunk_x && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
-          if constexpr (BoxedGemmBody<P, T, 128>::possible) {
+          if constexpr (TmaGemmBody<P, T, 128>::possible) {
             bool taken = false;
-            KERNELS_TRY(run_boxed<T>(image, plan, taken));
+            KERNELS_TRY(run_tma<T>(image, plan, taken));
             if (taken) return {};
           }
           if constexpr (CodedGemmBody<P, T, 128>::possible) {
@@ -507,7 +513,7 @@ class ProductEngine {
           }
           if constexpr (codes) {
             bool taken = false;
-            KERNELS_TRY(run_as_codes<T>(image, plan, taken));
+            KERNELS_TRY(run_coded_mma<T>(image, plan, taken));
             if (taken) return {};
           }
           const Choice narrow = cheapest<Narrow>(image);
@@ -522,24 +528,24 @@ class ProductEngine {
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
-  static constexpr bool can_be_in_eight() {
-    if constexpr (std::is_void<InEight>::value || !narrow_weights)
+  static constexpr bool can_use_8bit_mma() {
+    if constexpr (std::is_void<Type8Bit>::value || !narrow_weights)
       return false;
     else
-      return BoxedGemmBody<P, InEight, 128>::possible;
+      return TmaGemmBody<P, Type8Bit, 128>::possible;
   }
   // Whether codes of inputs and weights are multiplied as they are: by wgmma, with rows at multiples of 16 bytes, and
   // with scales for whole steps or rows.
-  bool in_eight() const {
-    if constexpr (can_be_in_eight()) {
+  bool uses_8bit_mma() const {
+    if constexpr (can_use_8bit_mma()) {
       bool has = false;
       const bool several = p_.groups.several(),
                  suit = scales_suit_inputs(p_.x, p_.k) &&
                         scales_suit_weights(p_.template weights<0>(), p_.k, p_.n, several) &&
                         scales_suit_weights(p_.template weights<P::matrices - 1>(), p_.k, p_.n, several) &&
                         group_log2() >= 0;
-      return p_.k > 0 && p_.k <= kMostColumnsInEight && pack_x_ >= 16 && pack_w_ >= 16 && suit &&
-             has_code<BoxedGemmBody<P, InEight, 128>>(ex_, has).ok() && has;
+      return p_.k > 0 && p_.k <= kMost8BitColumns && pack_x_ >= 16 && pack_w_ >= 16 && suit &&
+             has_code<TmaGemmBody<P, Type8Bit, 128>>(ex_, has).ok() && has;
     }
     return false;
   }
@@ -575,14 +581,14 @@ class ProductEngine {
                              ? 1
                              : lesser<int64_t>(kPortableCluster, steps / 8);
     int64_t blocks_at_a_time[kPortableCluster + 1];
-    for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster)
+    for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::weights_by_tma ? 1 : cluster)
       blocks_at_a_time[cluster] = in_clusters_at_a_time<Body>(cluster);
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
       const GemmRing ring = Body::ring(tokens, image, ex_.device().capability,
                                        ex_.device().shared_per_block - tuning::kSharedOverheadBytes);
       if (ring.bytes == 0) continue;
-      for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster) {
+      for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::weights_by_tma ? 1 : cluster) {
         const int64_t room = blocks_at_a_time[cluster];
         if (room == 0) continue;
         const int64_t waves = (tiles_with_tokens<Body>(tokens) * cluster + room - 1) / room;
@@ -598,7 +604,7 @@ class ProductEngine {
   int64_t in_clusters_at_a_time(int cluster) const {
     const int64_t sms = ex_.device().sm_count;
     if (cluster <= 2) return sms;
-    if constexpr (Body::boxed) {
+    if constexpr (Body::weights_by_tma) {
       Launch how;
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
       // The stages of one tile; those of the others take about as much.
@@ -615,7 +621,7 @@ class ProductEngine {
     while (1 << doublings < cluster) ++doublings;
     if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value)
       return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
-    else if constexpr (!Body::boxed)
+    else if constexpr (!Body::weights_by_tma)
       return waves * (steps / cluster + tuning::kBlockOverheadSteps) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes =
         128. / Body::kStep * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
@@ -627,17 +633,17 @@ class ProductEngine {
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
     double longer = 1;
-    if constexpr (!std::is_void<InEight>::value) {
+    if constexpr (!std::is_void<Type8Bit>::value) {
       if (has_factors())
         longer = Body::kRows == 256 ? tuning::kLongerWithFactors : tuning::kLongerWithFactorsNarrow;
-      else if (adds_steps<InEight>())
+      else if (adds_steps<Type8Bit>())
         longer = Body::kRows == 256 ? tuning::kLongerByAdding : tuning::kLongerByAddingNarrow;
     }
-    const auto by = in_rows<X, T> || in_rows<X, InEight> ? tuning::InputsBy::tma_unit
-                    : x_copied                           ? tuning::InputsBy::copies_of_threads
-                                                         : tuning::InputsBy::functors;
-    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
-                                 weight_bytes, copied_bytes, ex_.device().memory_gbs);
+    const auto by = in_rows<X, T> || in_rows<X, Type8Bit> ? tuning::InputsBy::tma_unit
+                    : x_copied                            ? tuning::InputsBy::copies_of_threads
+                                                          : tuning::InputsBy::functors;
+    return tuning::cost_of_tma(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
+                               weight_bytes, copied_bytes, ex_.device().memory_gbs);
   }
   // Whether sums of steps have factors; below, whether threads add up these sums because tensor cores do not sum over
   // all of K.
@@ -648,16 +654,16 @@ class ProductEngine {
   }
   // For weights that TMA can copy.
   template <class T>
-  Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
-    KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
+  Status run_tma(int image, MatmulPlan* plan, bool& taken) const {
+    KERNELS_TRY((has_code<TmaGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
-    using Narrow = BoxedGemmBody<P, T, 128>;
+    using Narrow = TmaGemmBody<P, T, 128>;
     Choice best = cheapest<Narrow>(image);
-    auto start = &ProductEngine::template start_boxed<Narrow>;
-    consider<BoxedGemmBody<P, T, 64>>(image, best, start), consider<BoxedGemmBody<P, T, 256>>(image, best, start);
+    auto start = &ProductEngine::template start_tma<Narrow>;
+    consider<TmaGemmBody<P, T, 64>>(image, best, start), consider<TmaGemmBody<P, T, 256>>(image, best, start);
     // If threads add up sums of steps, a group that is alone at its tile would leave the tensor cores idle meanwhile.
     if (!adds_steps<T>() && (kHandsOverSoon || policy_.tiles_at_once > 1))
-      consider<BoxedGemmBody<P, T, 128, true>>(image, best, start);
+      consider<TmaGemmBody<P, T, 128, true>>(image, best, start);
     return (this->*start)(best, image, plan, taken);
   }
   // Whether in ping-pong one group can hand over its sums while the other one multiplies: it has few registers for what
@@ -669,13 +675,13 @@ class ProductEngine {
   void consider(int image, Choice& best, Start& start) const {
     if constexpr (Body::has_any()) {
       const Choice other = cheapest<Body>(image);
-      if (other.cost < best.cost) best = other, start = &ProductEngine::template start_boxed<Body>;
+      if (other.cost < best.cost) best = other, start = &ProductEngine::template start_tma<Body>;
     }
   }
   template <class Body>
-  Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
+  Status start_tma(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
-    if constexpr (Body::in_eight) {  // otherwise they are decoded
+    if constexpr (Body::is_8bit) {  // otherwise they are decoded
       taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
       if (plan != nullptr) plan->in_eight = taken;
       return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
@@ -718,9 +724,9 @@ class ProductEngine {
   }
   // The same without wgmma.
   template <class T>
-  Status run_as_codes(int image, MatmulPlan* plan, bool& taken) const {
+  Status run_coded_mma(int image, MatmulPlan* plan, bool& taken) const {
     if constexpr (CodesInMemory<Gate>::value) {
-      using Body = GemmBody<P, T, kAsCodes, 128>;
+      using Body = GemmBody<P, T, kCodedWeights, 128>;
       KERNELS_TRY((has_code<Body>(ex_, taken)));
       taken = taken && copies_codes();
       if (taken) return start_gemm<Body>(cheapest<Body>(image), plan, group_log2());

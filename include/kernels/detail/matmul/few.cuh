@@ -25,17 +25,17 @@ namespace detail {
 
 // For up to 8 * kTiles tokens.
 template <class P, int kTiles>
-struct FewBody {
+struct StreamedGemmBody {
   using X = typename P::X;
   using T = meeting_type<X, typename P::W>;
   static constexpr bool coded = !is_16_bit<typename Coded<typename P::W>::Code>;
-  static constexpr int kRows = kFewRows, kTokens = 8 * kTiles, kWide = 4;
+  static constexpr int kRows = kStreamedRows, kTokens = 8 * kTiles, kWide = 4;
   static constexpr int kThreads = coded ? 64 : 128;  // of a group
   static constexpr int kMostGroups = coded ? 4 : 2;  // of a block
   static constexpr int kInputCols = 128;             // of a tile of inputs: a step has one or two
   static constexpr int kStep = coded ? 8 * Coded<typename P::W>::pack : kInputCols;
   static constexpr bool kScalesByL1 = kTiles < 4;
-  using Weights = FewWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
+  using Weights = StreamedWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
   using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kInputCols>;
   static constexpr int kRuns = Weights::kRuns, kInputs = kStep / kInputCols;
   // Inputs that are not copied by cp.async wait in registers, if there is room (14336 x 4096, half, 32 tokens of float:
@@ -89,18 +89,17 @@ struct FewBody {
     const Copies copies(params, output, first_token, tokens);
     const Inputs x(input, 0);
     typename Inputs::Waiting waiting[kInputs];
-    unsigned char *const behind = shared + received_bytes(splits),
-                  *const memory = behind + group * stages * stage_size;
+    unsigned char *const rings = shared + received_bytes(splits), *const memory = rings + group * stages * stage_size;
     Ring<decltype(input)> ring{
         copies, x, input, memory, arch::shared_address(memory), columns, stage_size,
         Weights::bytes(params.group_log2), input_bytes(p.m), waiting,
         Weights::scaled && params.group_log2 != kOneForAll};
     if (params.weights_ready) {
-      ring.bring_first_weights(stages, steps);
+      ring.prologue_weights(stages, steps);
       arch::grid_dependency_pass();
     }
     find_states<pack_within<X, 8>>(states.items, p.x, first_token, kTokens, p.m, p.k, blockIdx.x == 0);
-    const int next = ring.bring_first(stages, steps, params.weights_ready);
+    const int next = ring.prologue(stages, steps, params.weights_ready);
 
     __shared__ float factors[Weights::scaled ? kRows : 1];
     const auto multiply = [&](auto by_group) {
@@ -111,7 +110,7 @@ struct FewBody {
         if (threadIdx.x < kRows) factors[threadIdx.x] = copies.weights.factor();
       }
       __syncthreads();
-      lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + (group * Weights::kParts + Weights::part()) * kSums,
+      lane.template keep<kPitch>(reinterpret_cast<float*>(rings) + (group * Weights::kParts + Weights::part()) * kSums,
                                  factors, tokens);
     };
     if (ring.by_group) multiply(std::integral_constant<bool, Weights::scaled>());
@@ -123,7 +122,7 @@ struct FewBody {
                           rank,
                           splits,
                           groups * Weights::kParts,
-                          reinterpret_cast<float*>(behind),
+                          reinterpret_cast<float*>(rings),
                           reinterpret_cast<float*>(shared)};
     if (params.wide_out) outputs.template hand_over<kWide>();
     else outputs.template hand_over<outputs_per_store<P>>();
@@ -165,11 +164,11 @@ struct FewBody {
       }
     }
     // Copies eight columns of some tokens. If one of eight tokens exists, all eight are written.
-    __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns, bool more) const {
+    __device__ __forceinline__ void load_inputs(uint32_t to, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kEach; ++j)
-        arch::copy_async_16_if(to + Inputs::place(row(), chunk()) + j * (kTokensPerPass * kInputCols * 2),
+        arch::copy_async_16_if(to + Inputs::swizzled_offset(row(), chunk()) + j * (kTokensPerPass * kInputCols * 2),
                                inputs[j] + col, more && j * kTokensPerPass / 8 * 8 < tokens, zeros);
     }
     static_assert(kTokensPerPass % 2 == 0, "all chunks of a thread are swizzled alike");
@@ -192,17 +191,17 @@ struct FewBody {
     typename Inputs::Waiting (&waiting)[kInputs];
     bool by_group;
 
-    // Prologue: fills all stages but one. Weights can be loaded before the inputs; bring_first() returns the next step.
-    __device__ __forceinline__ void bring_first_weights(int stages, const Steps& steps) const {
+    // Prologue: fills all stages but one. Weights can be loaded before the inputs; prologue() returns the next step.
+    __device__ __forceinline__ void prologue_weights(int stages, const Steps& steps) const {
       for (int i = 0, step = steps.begin; i < lesser(stages - 1, steps.count); ++i, step = steps.after(step))
-        bring_first_step(i * stage_size, step);
+        load_step_weights(i * stage_size, step);
     }
-    __device__ __forceinline__ int bring_first(int stages, const Steps& steps, bool has_weights) {
+    __device__ __forceinline__ int prologue(int stages, const Steps& steps, bool has_weights) {
       int step = steps.begin;
       for (int i = 0; i < stages - 1; ++i) {
         if (i < steps.count) {
-          if (!has_weights) bring_first_step(i * stage_size, step);
-          bring_inputs(i * stage_size, step);
+          if (!has_weights) load_step_weights(i * stage_size, step);
+          load_inputs(i * stage_size, step);
           store_inputs(i * stage_size, step);
           step = steps.after(step);
         }
@@ -211,20 +210,23 @@ struct FewBody {
       return step;
     }
 
-    __device__ __forceinline__ void bring_first_step(int stage, int step) const {
-      if (by_group) bring_weights<Weights::scaled>(stage, step);
-      else bring_weights<false>(stage, step);
+    __device__ __forceinline__ void load_step_weights(int stage, int step) const {
+      if (by_group)
+        load_weights<Weights::scaled>(stage, step);
+      else
+        load_weights<false>(stage, step);
     }
     template <bool kByGroup>
-    __device__ __forceinline__ void bring_weights(int stage, int step, bool more = true) const {
-      copies.weights.template bring<kByGroup>(address + stage, step * kStep, columns, more);
+    __device__ __forceinline__ void load_weights(int stage, int step, bool more = true) const {
+      copies.weights.template load<kByGroup>(address + stage, step * kStep, columns, more);
     }
     // Starts loading inputs. Those that are not copied go to registers until they are stored, or are loaded only then.
-    __device__ __forceinline__ void bring_inputs(int stage, int step, bool more = true) {
+    __device__ __forceinline__ void load_inputs(int stage, int step, bool more = true) {
       KERNELS_UNROLL
       for (int i = 0; i < kInputs; ++i) {
         const int col = step * kStep + i * kInputCols;
-        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, i), col, columns, more);
+        if constexpr (Inputs::copied)
+          copies.load_inputs(address + inputs_of(stage, i), col, columns, more);
         else if (kInputsWait && more) x.prefetch(waiting[i], input, 0, Inputs::kEach, col, columns);
       }
     }
@@ -250,14 +252,14 @@ struct FewBody {
     int stage = 0, free = last_stage;  // byte offsets: the stage of the next step, and the one to load into
     int waits = 0;                     // stage and step of inputs that wait in registers
     int waiting_step = 0, here = steps.begin;
-    const int inputs_at = opaque(int(Inputs::place((threadIdx.x & 31) / 4, Weights::chunk_of(0))));
+    const int inputs_at = opaque(int(Inputs::swizzled_offset((threadIdx.x & 31) / 4, Weights::chunk_of(0))));
     for (int i = 0; i < steps.count; ++i) {
       wait_for_step(stages);
       KERNELS_UNROLL
       for (int run = 0; run < kRuns; ++run) {
         uint32_t inputs[kTiles][4];
-        read_inputs(ring.memory + ring.inputs_of(stage, run * kFewRun / kInputCols) +
-                        (inputs_at ^ run * kFewRun % kInputCols * 2),
+        read_inputs(ring.memory + ring.inputs_of(stage, run * kRunCols / kInputCols) +
+                        (inputs_at ^ run * kRunCols % kInputCols * 2),
                     tokens, inputs);
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
@@ -265,8 +267,8 @@ struct FewBody {
           // With codes there is no branch: the compiler mixes decoding instructions with copies.
           const bool more = i + stages - 1 < steps.count;
           if (coded || more) {
-            ring.template bring_weights<Lane::by_group>(free, step, !coded || more);
-            ring.bring_inputs(free, step, !coded || more);
+            ring.template load_weights<Lane::by_group>(free, step, !coded || more);
+            ring.load_inputs(free, step, !coded || more);
             waits = free, waiting_step = step;
             step = steps.after(step);
           }
@@ -332,7 +334,7 @@ struct FewBody {
       bool waits = true;
 #pragma unroll 1
       for (int i = int(threadIdx.x); i < count || waits; i += int(blockDim.x)) {
-        const Place<N> at(*this, begin + i, packs, i < count);
+        const OutputPack<N> at(*this, begin + i, packs, i < count);
         __syncwarp();
         if (waits && splits > 1) arch::cluster_wait();
         else if (waits) __syncthreads();
@@ -350,13 +352,13 @@ struct FewBody {
         Nothing>;
     // The place of a pack of results, and what the sink prepares before the sums are known.
     template <int N>
-    struct Place {
+    struct OutputPack {
       int64_t row, col;
       bool there;
       Operands<P, N> operands;
       Prepared<N> prepared;
 
-      __device__ __forceinline__ Place(const Outputs& of, int i, int packs, bool wanted)
+      __device__ __forceinline__ OutputPack(const Outputs& of, int i, int packs, bool wanted)
           : row(of.first_token + unsigned(i) / unsigned(packs)),
             col(of.output + int64_t(unsigned(i) % unsigned(packs)) * N),
             there(wanted && col < of.params.problem.n) {
@@ -387,7 +389,7 @@ struct FewBody {
       }
     }
     template <int N>
-    __device__ __forceinline__ void put_pack(const Place<N>& at, const float* from, const float* left) const {
+    __device__ __forceinline__ void put_pack(const OutputPack<N>& at, const float* from, const float* left) const {
       Pack<float, N> whole[P::matrices];
       KERNELS_UNROLL
       for (int matrix = 0; matrix < P::matrices; ++matrix) {
@@ -421,12 +423,12 @@ struct FewBody {
 
 // Calls f(kernel for so many tokens). With codes, products and loads for missing tokens would cost much.
 template <class P, class F>
-auto visit_few(int64_t tokens, const F& f) {
-  if constexpr (FewBody<P, 1>::coded) {
-    if (tokens <= 8) return f(FewBody<P, 1>());
-    if (tokens <= 16) return f(FewBody<P, 2>());
+auto visit_streamed(int64_t tokens, const F& f) {
+  if constexpr (StreamedGemmBody<P, 1>::coded) {
+    if (tokens <= 8) return f(StreamedGemmBody<P, 1>());
+    if (tokens <= 16) return f(StreamedGemmBody<P, 2>());
   }
-  return f(FewBody<P, kFewTokens / 8>());
+  return f(StreamedGemmBody<P, kStreamedTokens / 8>());
 }
 
 }  // namespace detail

@@ -11,12 +11,12 @@ KERNELS_BEGIN
 namespace detail {
 
 // The most tokens and rows of a block.
-constexpr int kFewTokens = 32, kFewRows = 64;
+constexpr int kStreamedTokens = 32, kStreamedRows = 64;
 
 // Calls f(matrix, row in it) for row i of a block whose outputs begin at `output`. With a gate, runs of 8 rows of the
 // two matrices alternate. Rows beyond the end are replaced by the last one.
 template <class P, class F>
-__device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i, const F& f) {
+__device__ __forceinline__ auto visit_streamed_row(const P& p, int64_t output, int i, const F& f) {
   const int64_t n = lesser<int64_t>(output + i / 8 / P::matrices * 8 + i % 8, p.n - 1);
   return i / 8 % P::matrices == 0 ? f(p.template weights<0>(), n) : f(p.template weights<P::matrices - 1>(), n);
 }
@@ -26,16 +26,16 @@ __device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i,
 // at a time: eight columns of a token and of a row are four pairs, which two mma take. A run is what the lanes of a
 // warp read together: 32 columns. With 16 bits each warp has its own runs of all rows; tokens are the rows of an mma,
 // rows of weights its columns.
-constexpr int kFewRun = 32;
+constexpr int kRunCols = 32;
 template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
-struct FewWeights {
+struct StreamedWeights {
   using Gate = FirstWeights<P>;
   using Code = T;
-  using Tile = TileOperand<T, Gate, kFewRows, kThreads, 8, kStep>;
+  using Tile = TileOperand<T, Gate, kStreamedRows, kThreads, 8, kStep>;
   static_assert(Tile::copied, "weights that lie in memory as tensor cores take them");
-  static_assert(kStep == kFewRun * (kThreads / 32), "a run for each warp");
+  static_assert(kStep == kRunCols * (kThreads / 32), "a run for each warp");
   static constexpr bool scaled = false;
-  static constexpr int kWarps = kThreads / 32, kRuns = kStep / kFewRun / kWarps, kParts = kWarps;
+  static constexpr int kWarps = kThreads / 32, kRuns = kStep / kRunCols / kWarps, kParts = kWarps;
   static constexpr int kTileBytes = 8 * kStep * 2;
   static __device__ __forceinline__ int warp() { return threadIdx.x % kThreads / 32; }
   // chunk_of(run): the chunk of 8 columns that a lane reads in a run. part(): which of the group's sums its warp has.
@@ -48,17 +48,17 @@ struct FewWeights {
    public:
     __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int, int) : row_tiles_(rows / 8) {
       KERNELS_UNROLL
-      for (int j = 0; j < kFewRows / 8; ++j)
-        rows_[j] = opaque(visit_few_row(p, output, j * 8 + row(),
-                                        [](const Gate& source, int64_t n) { return address_of(source, n, 0); }) +
+      for (int j = 0; j < kStreamedRows / 8; ++j)
+        rows_[j] = opaque(visit_streamed_row(p, output, j * 8 + row(),
+                                             [](const Gate& source, int64_t n) { return address_of(source, n, 0); }) +
                           chunk() * 8);
     }
     template <bool>
-    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns, bool more) const {
+    __device__ __forceinline__ void load(uint32_t stage, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
-      for (int j = 0; j < kFewRows / 8; ++j)
-        arch::copy_async_16_if(stage + Tile::place(row(), chunk()) + j * kTileBytes, rows_[j] + col,
+      for (int j = 0; j < kStreamedRows / 8; ++j)
+        arch::copy_async_16_if(stage + Tile::swizzled_offset(row(), chunk()) + j * kTileBytes, rows_[j] + col,
                                more && j < row_tiles_, zeros);
     }
 
@@ -67,7 +67,7 @@ struct FewWeights {
     static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kStep / 8); }
     static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
 
-    const T* rows_[kFewRows / 8];
+    const T* rows_[kStreamedRows / 8];
     int row_tiles_;
   };
 
@@ -78,12 +78,12 @@ struct FewWeights {
     __device__ __forceinline__ explicit Lane(int) {}
     // For a step that begins at column `col`.
     __device__ __forceinline__ void read(const unsigned char* stage, int, int) {
-      stage += Tile::place((threadIdx.x & 31) / 4, chunk_of(0));
+      stage += Tile::swizzled_offset((threadIdx.x & 31) / 4, chunk_of(0));
       KERNELS_UNROLL
-      for (int j = 0; j < kFewRows / 8; ++j)
+      for (int j = 0; j < kStreamedRows / 8; ++j)
         memcpy(weights_[j], __builtin_assume_aligned(stage + j * kTileBytes, 16), 16);
     }
-    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int tokens) {
+    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kStreamedTokens / 8][4], int tokens) {
       multiply_16(sums_[0], inputs[0], inputs[1]);
       if (tokens > 16) multiply_16(sums_[1], inputs[2], inputs[3]);
     }
@@ -92,10 +92,10 @@ struct FewWeights {
     __device__ __forceinline__ void keep(float* sums, const float*, int tokens) const {
       float* const to = sums + (threadIdx.x & 31) / 4 * kPitch + 2 * (threadIdx.x % 4);
       KERNELS_UNROLL
-      for (int i = 0; i < kFewTokens / 16; ++i) {
+      for (int i = 0; i < kStreamedTokens / 16; ++i) {
         if (16 * i >= tokens) break;
         KERNELS_UNROLL
-        for (int j = 0; j < kFewRows / 8; ++j) {
+        for (int j = 0; j < kStreamedRows / 8; ++j) {
           *reinterpret_cast<::float2*>(to + i * (16 * kPitch) + j * 8) = {sums_[i][j][0], sums_[i][j][1]};
           *reinterpret_cast<::float2*>(to + (i * 16 + 8) * kPitch + j * 8) = {sums_[i][j][2], sums_[i][j][3]};
         }
@@ -104,21 +104,21 @@ struct FewWeights {
 
    private:
     // Dependent products are kept apart.
-    __device__ __forceinline__ void multiply_16(float (&sums)[kFewRows / 8][4], const uint32_t (&upper)[4],
+    __device__ __forceinline__ void multiply_16(float (&sums)[kStreamedRows / 8][4], const uint32_t (&upper)[4],
                                                 const uint32_t (&lower)[4]) const {
       KERNELS_UNROLL
       for (int i = 0; i < 4; i += 2) {
         const uint32_t a[4] = {upper[i], lower[i], upper[i + 1], lower[i + 1]};
         KERNELS_UNROLL
-        for (int j = 0; j < kFewRows / 8; ++j) {
+        for (int j = 0; j < kStreamedRows / 8; ++j) {
           const uint32_t b[2] = {weights_[j][i], weights_[j][i + 1]};
           arch::mma_16816<T>(sums[j], a, b);
         }
       }
     }
 
-    uint32_t weights_[kFewRows / 8][4];
-    float sums_[kFewTokens / 16][kFewRows / 8][4] = {};
+    uint32_t weights_[kStreamedRows / 8][4];
+    float sums_[kStreamedTokens / 16][kStreamedRows / 8][4] = {};
   };
 };
 
@@ -126,7 +126,7 @@ struct FewWeights {
 // as decoded values may be in any register; tokens are its columns. Behind the codes are the scales of all rows, and
 // then their zero points.
 template <class P, class T, int kThreads, int kStep, bool kByL1>
-struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
+struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
   using Gate = FirstWeights<P>;
   using Code = typename Coded<Gate>::Code;
   static constexpr bool possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
@@ -135,8 +135,9 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   using Scale = typename Types::Scale;
   using Zero = typename Types::Zero;
   static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
-  static constexpr int kWarpRows = kFewRows / (kThreads / 32), kRuns = kStep / kFewRun, kParts = 1;
-  static constexpr int kPack = Coded<Gate>::pack, kRowBytes = kStep * 16 / kPack, kCodeBytes = kFewRows * kRowBytes;
+  static constexpr int kWarpRows = kStreamedRows / (kThreads / 32), kRuns = kStep / kRunCols, kParts = 1;
+  static constexpr int kPack = Coded<Gate>::pack, kRowBytes = kStep * 16 / kPack,
+                       kCodeBytes = kStreamedRows * kRowBytes;
   static __device__ __forceinline__ int chunk_of(int run) { return run * 4 + threadIdx.x % 4; }
   static __device__ __forceinline__ int part() { return 0; }
   // The first of a lane's rows.
@@ -147,10 +148,10 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   static constexpr int kGroups = kStep / kPack, kScaleRow = kGroups * int(sizeof(Scale)),
                        kZeroRow = kGroups * int(sizeof(Zero));
   static KERNELS_HD int scale_bytes(int group_log2) {
-    return scaled && group_log2 != kOneForAll ? kFewRows * kScaleRow : 0;
+    return scaled && group_log2 != kOneForAll ? kStreamedRows * kScaleRow : 0;
   }
   static KERNELS_HD int bytes(int group_log2) {
-    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * kZeroRow : 0);
+    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kStreamedRows * kZeroRow : 0);
   }
 
   // A thread copies a chunk of several rows, and the scales and zero points of one row.
@@ -159,14 +160,14 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
     __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int columns, int group_log2)
         : row_tiles_(rows / 8), group_log2_(group_log2) {
       const auto find = [](const Gate& source, int64_t n) { return coded_row(source, n); };
-      const int last = int(lesser<int64_t>(p.n - 1 - output, kFewRows));
+      const int last = int(lesser<int64_t>(p.n - 1 - output, kStreamedRows));
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i) {
         const int at = i * kRowsPerPass + row();
         if (i < kAlike || !CodesInMemory<Gate>::in_rows) {
-          codes_[i] = opaque(visit_few_row(p, output, at, find).codes + chunk() * 16);
+          codes_[i] = opaque(visit_streamed_row(p, output, at, find).codes + chunk() * 16);
         } else {  // one addition: setup before the first copy counts, as blocks may have few steps
-          const int64_t distance = visit_few_row(p, output, at, [](const Gate& source, int64_t) {
+          const int64_t distance = visit_streamed_row(p, output, at, [](const Gate& source, int64_t) {
             return coded_row(source, 1).codes - coded_row(source, 0).codes;
           });
           const bool there = at / (8 * P::matrices) * 8 + at % 8 <= last;
@@ -174,14 +175,14 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
         }
       }
       if constexpr (scaled) {
-        const Row own = visit_few_row(p, output, thread(), find);
+        const Row own = visit_streamed_row(p, output, thread(), find);
         if (group_log2 == kOneForAll) factor_ = *own.scales;
         scales_ = {own.scales, columns, group_log2};
         if constexpr (zeroed) zeros_ = {own.zeros, columns, group_log2};
       }
     }
     template <bool kByGroup>
-    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns, bool more) const {
+    __device__ __forceinline__ void load(uint32_t stage, int col, int columns, bool more) const {
       const bool past_end = col + chunk() * kPack >= columns;
       const uint32_t to = stage + row() * kRowBytes + swizzled(row(), chunk()) * 16;
       KERNELS_UNROLL
@@ -189,15 +190,16 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
         arch::copy_async_16_if(to + i * (kRowsPerPass * kRowBytes), codes_[i] + col / kPack * 16,
                                more && i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, past_end);
       const uint32_t groups = stage + kCodeBytes;
-      if constexpr (kByGroup) scales_.bring(groups + thread() * kScaleRow, col, more);
-      if constexpr (zeroed) zeros_.bring(groups + scale_bytes(group_log2_) + thread() * kZeroRow, col, more);
+      if constexpr (kByGroup) scales_.load(groups + thread() * kScaleRow, col, more);
+      if constexpr (zeroed) zeros_.load(groups + scale_bytes(group_log2_) + thread() * kZeroRow, col, more);
     }
-    static_assert(kThreads == kFewRows, "a thread for the scales of each row");
+    static_assert(kThreads == kStreamedRows, "a thread for the scales of each row");
     // The scale of the row with this thread's number, if it is for all columns, otherwise 1.
     __device__ __forceinline__ float factor() const { return group_log2_ == kOneForAll ? convert<float>(factor_) : 1; }
 
    private:
-    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kThreads / kChunks, kEach = kFewRows / kRowsPerPass;
+    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kThreads / kChunks,
+                         kEach = kStreamedRows / kRowsPerPass;
     // The number of passes until a thread has a row of the same matrix again.
     static constexpr int kAlike = 8 * P::matrices > kRowsPerPass ? 8 * P::matrices / kRowsPerPass : 1;
     static_assert(kRowsPerPass % 8 == 0, "all chunks of a thread are swizzled alike");
@@ -223,22 +225,22 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
                                      : row() * kRowBytes + swizzled(row(), byte / 16) * 16 + byte % 16);
       const int group = lane % 4 * 8 >> log2_;
       scales_at_ = opaque(kCodeBytes + row() * kScaleRow + group * int(sizeof(Scale)));
-      zeros_at_ = opaque(kCodeBytes + (kByGroup ? kFewRows * kScaleRow : 0) + row() * kZeroRow +
+      zeros_at_ = opaque(kCodeBytes + (kByGroup ? kStreamedRows * kScaleRow : 0) + row() * kZeroRow +
                          group * int(sizeof(Zero)));
     }
     // Reads run `run` of a step that begins at column `col`. Runs are read in order: an odd one may use what was read
     // with the one before.
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
       read_codes(stage, run);
-      const int first = col >> log2_, group = run * kFewRun >> log2_;
+      const int first = col >> log2_, group = run * kRunCols >> log2_;
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; ++i) {
         if constexpr (kByGroup)
-          factors_[i] = pair_of_scale<T>(*reinterpret_cast<const Scale*>(
-              stage + scales_at_ + i * (8 * kScaleRow) + place_of_group<Scale>(first, first + group)));
+          factors_[i] = pair_of_scale<T>(*reinterpret_cast<const Scale*>(stage + scales_at_ + i * (8 * kScaleRow) +
+                                                                         offset_of_group<Scale>(first, first + group)));
         if constexpr (zeroed)
           zeros_[i] =
-              zero_at<Zero>(stage + zeros_at_ + i * (8 * kZeroRow) + place_of_group<Zero>(first, first + group));
+              zero_at<Zero>(stage + zeros_at_ + i * (8 * kZeroRow) + offset_of_group<Zero>(first, first + group));
       }
     }
     __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kTiles][4], int) {
@@ -280,7 +282,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
     __device__ __forceinline__ void read_codes(const unsigned char* stage, int run) {
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; i += 2) {
-        const unsigned char* const from = stage + i * 8 * kRowBytes + (codes_at_ ^ run * kFewRun * 16 / kPack);
+        const unsigned char* const from = stage + i * 8 * kRowBytes + (codes_at_ ^ run * kRunCols * 16 / kPack);
         if constexpr (kWords == 1) {
           if (run % 2 == 0) arch::load_matrix_x4(words_[i / 2], arch::shared_address(from));
         } else {

@@ -43,7 +43,7 @@ KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, boo
   return gemm_stages(architecture, gemm_stage_bytes(tokens, rows), normed);
 }
 // The width that stands for weights copied as codes.
-constexpr int kAsCodes = 0;
+constexpr int kCodedWeights = 0;
 // PTX compiled for a GPU with much shared memory may run on one with 99 KB, where this number of stages must do. wgmma
 // code runs on sm_90 only, which has much; counting stages at run time would cost it 10 % (4096 x 14336, 64 tokens:
 // 44.2 us instead of 38.1).
@@ -58,7 +58,7 @@ struct GemmRing {
 // divisions instead of Divisor that took 400 cycles more.
 class TileOrder {
  public:
-  struct Place {
+  struct Coordinates {
     unsigned token_tile, output_tile;
   };
   // For fewer than 2^31 tiles; more are refused earlier.
@@ -66,7 +66,7 @@ class TileOrder {
       : of_band_(lesser<int64_t>(INT32_MAX, lesser<int64_t>(kBand, token_tiles) * output_tiles)),
         last_height_(greater<int64_t>(1, token_tiles % kBand)),
         whole_bands_(unsigned(token_tiles / kBand)) {}
-  __device__ __forceinline__ Place place(unsigned tile) const {
+  __device__ __forceinline__ Coordinates coordinates(unsigned tile) const {
     const unsigned band = of_band_(tile);
     unsigned row = tile % kBand, column = tile / kBand;
     if (band == whole_bands_) row = tile, column = last_height_(row);
@@ -92,9 +92,9 @@ struct GemmParams {
 };
 
 template <int kOutputs, class P>
-__device__ __forceinline__ Tile place_tile(const GemmParams<P>& params, unsigned number) {
-  const TileOrder::Place place = params.order.place(number);
-  return Tile(params.problem, place.token_tile, params.tokens, int64_t(place.output_tile) * kOutputs);
+__device__ __forceinline__ Tile tile_at(const GemmParams<P>& params, unsigned number) {
+  const TileOrder::Coordinates coordinates = params.order.coordinates(number);
+  return Tile(params.problem, coordinates.token_tile, params.tokens, int64_t(coordinates.output_tile) * kOutputs);
 }
 
 // Issues the products of a step of 64 columns, for 128 rows of weights with all tokens. w and x are the first stage's
@@ -120,8 +120,8 @@ __device__ __forceinline__ void multiply_step(Sum (&sums)[kEights][4], uint64_t 
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
-  static constexpr bool coded = kWidth == kAsCodes, turned = arch::kWarpgroupMma || coded;
-  using Slabs = GemmSlabs<P, 1, coded ? SlabOrder::turned : kUsualOrder>;
+  static constexpr bool coded = kWidth == kCodedWeights, transposed = arch::kWarpgroupMma || coded;
+  using Slabs = GemmSlabs<P, 1, coded ? SlabOrder::transposed : kDefaultOrder>;
   using Params = GemmParams<P>;
   using Gate = FirstWeights<P>;
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
@@ -163,20 +163,20 @@ struct GemmTile {
     Tiles<decltype(input), decltype(weight)> tiles{
         input, weight, {input, first * kStep}, weights(), stages, stages_of(params), first, end - first, columns};
     if (early_weights) {
-      tiles.bring(0, 0, kWeightsOnly);
+      tiles.load(0, 0, kWeightsOnly);
 #pragma unroll 1
-      for (int step = 1; step < tiles.prologue(); ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
+      for (int step = 1; step < tiles.prologue(); ++step) tiles.load(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_pass();
     }
     find_states<pack_within<X, kInputWidth>>(states, p.x, token, kTokens, tile.token_end, p.k,
                                              tile.output == 0 && rank == 0);
     const Which rest = early_weights ? kInputsOnly : kBoth;
     tiles.prefetch(0, 4, 0);
-    tiles.bring(0, 0, rest);
+    tiles.load(0, 0, rest);
     arch::copy_async_commit();
 #pragma unroll 1
     for (int step = 1; step < tiles.prologue(); ++step) {
-      tiles.bring(step, step * kStageBytes, rest);
+      tiles.load(step, step * kStageBytes, rest);
       arch::copy_async_commit();
     }
     float sums[kBlocks][32] = {};
@@ -284,8 +284,8 @@ struct GemmTile {
       store(begin, end, step, stage);
       prefetch(begin, end, step + 1);
     }
-    // Brings a step: issues the copies, and stores what was prefetched.
-    __device__ __forceinline__ void bring(int step, int stage, Which which = kBoth) {
+    // Loads a step: issues the copies, and stores what was prefetched.
+    __device__ __forceinline__ void load(int step, int stage, Which which = kBoth) {
       if (step > 0) {
         constexpr int kInputCopies = Inputs::copied ? Inputs::kEach : 0;
         KERNELS_UNROLL
@@ -317,7 +317,7 @@ struct GemmTile {
       arch::async_proxy_fence();
       __syncthreads();
       begin_products<T>(sums, w, x, stage);
-      tiles.bring(step + distance, free);
+      tiles.load(step + distance, free);
       arch::copy_async_commit();
       arch::warpgroup_wait<kQueued>();
       stage = tiles.next(stage), free = tiles.next(free);
@@ -345,9 +345,9 @@ struct GemmTile {
     for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
     tiles.store_and_prefetch(0, 1, coming, free);
     const int lane = threadIdx.x & 31;
-    const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
-    const uint32_t from_w =
-        tiles.address(Inputs::kBytes + Weights::place(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const uint32_t from_x = tiles.address(Inputs::swizzled_offset(warp_row() + lane % 16, lane / 16));
+    const uint32_t from_w = tiles.address(
+        Inputs::kBytes + Weights::swizzled_offset(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
     constexpr int kBuffers = copied ? 2 : 1;  // as registers allow
     uint32_t x[kBuffers][kBlocks][4], w[kBuffers][4][4];
     const auto load = [&](int buffer, int stage, int run) {
@@ -428,13 +428,13 @@ struct GemmTile {
     for (int step = 0; step < tiles.count; ++step) {
       wait_for_step<2>(tiles.ring);
       __syncthreads();
-      tiles.bring(step + distance, free);
+      tiles.load(step + distance, free);
       arch::copy_async_commit();
       const unsigned char* const inputs = tiles.stages + stage + (threadIdx.x & 31) / 4 * (kStep * 2);
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
         lane.begin(tiles.stages + stage + Inputs::kBytes, tiles.column(step), half);
-        const int chunk = Inputs::place((threadIdx.x & 31) / 4 % 2, half * 4 + threadIdx.x % 4) % (kStep * 2);
+        const int chunk = Inputs::swizzled_offset((threadIdx.x & 31) / 4 % 2, half * 4 + threadIdx.x % 4) % (kStep * 2);
         uint32_t weights[4][4];
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) lane.decode(weights[i], i);
@@ -460,9 +460,7 @@ struct GemmTile {
   }
 
   // A warp's first token in the tile.
-  static __device__ __forceinline__ int warp_row() {
-    return turned ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2);
-  }
+  static __device__ __forceinline__ int warp_row() { return transposed ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2); }
   static __device__ __forceinline__ int warp_column() { return Slabs::warp_column(); }
 
   static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile,
@@ -488,12 +486,12 @@ struct GemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
   using Tile64 = GemmTile<P, T, kWidth, 64, kRows>;
   using Slabs = typename Tile64::Slabs;
-  static constexpr bool coded = kWidth == kAsCodes, copied = Tile64::copied;
+  static constexpr bool coded = kWidth == kCodedWeights, copied = Tile64::copied;
   static constexpr bool weights_copied = Tile64::Weights::copied;
   static constexpr int kTokens[2] = {64, 128};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr int kTilesAtOnce = 1;
-  static constexpr bool waits_for_predecessor_itself = true, boxed = false;
+  static constexpr bool waits_for_predecessor_itself = true, weights_by_tma = false;
 
   using Params = GemmParams<P>;
 
@@ -519,7 +517,7 @@ struct GemmBody {
         params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
     if (!early_weights) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
-    const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
+    const Tile tile = tile_at<kOutputs>(params, arch::cluster_index());
     if (tile.token >= tile.token_end) return;
     unsigned char* stages = shared + (kAligns ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
     const auto run_if = [&](auto height) {

@@ -30,24 +30,24 @@ KERNELS_BEGIN
 namespace detail {
 
 template <class P, class T, int kRows>
-struct BoxedMaps {
+struct TmaGemmMaps {
   InputMaps<typename P::X, T> x;
   WeightMaps<P, T, kRows> weights;
 };
 template <class P, class T, int kRows>
-struct BoxedGemmParams : GemmParams<P> {
-  BoxedMaps<P, T, kRows> maps;
+struct TmaGemmParams : GemmParams<P> {
+  TmaGemmMaps<P, T, kRows> maps;
   unsigned tiles = 0;  // in all, for persistent blocks
 };
 
 template <class P, class T, int kRows_, bool kPingPong_ = false>
-struct BoxedGemmBody {
+struct TmaGemmBody {
   using X = typename P::X;
-  using Params = BoxedGemmParams<P, T, kRows_>;
-  using Maps = BoxedMaps<P, T, kRows_>;
+  using Params = TmaGemmParams<P, T, kRows_>;
+  using Maps = TmaGemmMaps<P, T, kRows_>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kRowBytes = 128,
                        kStep = kRowBytes / int(sizeof(T));
-  static constexpr bool in_eight = sizeof(T) == 1;
+  static constexpr bool is_8bit = sizeof(T) == 1;
   // by_rows: tokens are the rows of the mma. kGroups: warpgroups that multiply a tile; kGroupRows: the weight rows of
   // each.
   static constexpr bool by_rows = tokens_are_rows<P, T, kRows_>, kPingPong = kPingPong_;
@@ -55,34 +55,35 @@ struct BoxedGemmBody {
                        kTilesAtOnce = kPingPong ? 2 : 1, kConsumers = 128 * kGroups * kTilesAtOnce;
   static_assert(!kPingPong || kRows == 128, "tiles of one warpgroup");
   static constexpr int kTokens[5] = {64, 96, 128, 160, 192};
-  static constexpr bool waits_for_predecessor_itself = true, boxed = true, weights_copied = true;
-  static constexpr bool has_input_boxes = InputMaps<X, T>::possible,
-                        possible = WeightMaps<P, T, kRows_>::possible && (has_input_boxes || !in_eight);
+  static constexpr bool waits_for_predecessor_itself = true, weights_by_tma = true, weights_copied = true;
+  static constexpr bool inputs_by_tma = InputMaps<X, T>::possible,
+                        possible = WeightMaps<P, T, kRows_>::possible && (inputs_by_tma || !is_8bit);
   // Producers that load inputs are whole warpgroups that take turns: functors take their time, and so do loads.
-  static constexpr int kWarpgroup = 128, kTurns = has_input_boxes || kRows == 256 ? 1 : 2;
+  static constexpr int kWarpgroup = 128, kTurns = inputs_by_tma || kRows == 256 ? 1 : 2;
   static constexpr int kProducers = kTurns * kWarpgroup;
   static constexpr int max_threads = kConsumers + kProducers;
   static constexpr bool trades_registers = max_threads > 256;
   static constexpr int registers = trades_registers ? 168 : 255;
-  static constexpr int kProducerRegisters = has_input_boxes ? (kPingPong ? 24 : 40)
-                                            : kRows == 256  ? 72
-                                                            : 144,
-                       kConsumerRegisters = has_input_boxes ? (kPingPong ? 240 : 232)
-                                            : kRows == 256  ? 216
-                                                            : 208;
+  static constexpr int kProducerRegisters = inputs_by_tma  ? (kPingPong ? 24 : 40)
+                                            : kRows == 256 ? 72
+                                                           : 144,
+                       kConsumerRegisters = inputs_by_tma  ? (kPingPong ? 240 : 232)
+                                            : kRows == 256 ? 216
+                                                           : 208;
   template <int kHeight>
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
-  using Slabs = GemmSlabs<P, 1, by_rows ? SlabOrder::across : kUsualOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
-                          kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
+  using Slabs =
+      GemmSlabs<P, 1, by_rows ? SlabOrder::by_tokens : kDefaultOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
+                kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
   // Slabs take the place of the stages. If those are in use (ping-pong), there is one slab for each warp behind them.
   static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0;
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
-    if (in_eight && tokens > 128) return false;  // registers would not suffice
-    if (kPingPong) return has_input_boxes && (tokens == 128 || tokens == 192);
+    if (is_8bit && tokens > 128) return false;  // registers would not suffice
+    if (kPingPong) return inputs_by_tma && (tokens == 128 || tokens == 192);
     if (kRows == 64) return P::matrices == 1 && tokens <= 96;
-    if (kRows == 256) return tokens >= 128 && (has_input_boxes || (tokens <= 160 && ByThreads<128>::copied));
-    return tokens < 160 || has_input_boxes || (tokens == 160 && ByThreads<160>::ahead);
+    if (kRows == 256) return tokens >= 128 && (inputs_by_tma || (tokens <= 160 && ByThreads<128>::copied));
+    return tokens < 160 || inputs_by_tma || (tokens == 160 && ByThreads<160>::ahead);
   }
   static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
   static constexpr GemmRing ring(int tokens, int, int, int room) {
@@ -100,7 +101,7 @@ struct BoxedGemmBody {
   // Whether the driver can encode the tensor maps.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
     maps.x.make(ex, p, tokens);
-    return (!has_input_boxes || maps.x.made) && maps.weights.make(ex, p);
+    return (!inputs_by_tma || maps.x.made) && maps.weights.make(ex, p);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -116,36 +117,36 @@ struct BoxedGemmBody {
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (p.groups.offsets != nullptr) arch::grid_dependency_wait();
       if constexpr (kPingPong) {
-        begin_ring(params, ring, 1, 1);
+        init_ring(params, ring, 1, 1);
         return run_ping_pong(params, ring, stages);
       }
-      const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
+      const Tile tile = tile_at<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
       const bool has_factors = Factors::are_there(p);
-      const int bringers = has_factors ? kFactorThreads : has_input_boxes ? 0 : kWarpgroup;
-      begin_ring(params, ring, 1 + bringers, has_factors ? kConsumers : kGroups);
+      const int loaders = has_factors ? kFactorThreads : inputs_by_tma ? 0 : kWarpgroup;
+      init_ring(params, ring, 1 + loaders, has_factors ? kConsumers : kGroups);
       const int steps = int((p.k + kStep - 1) / kStep);
       const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
       const bool produces = threadIdx.x >= kConsumers;
-      if constexpr (has_input_boxes) {
+      if constexpr (inputs_by_tma) {
         if (produces) {
           if constexpr (trades_registers) arch::release_registers<kProducerRegisters>();
           if constexpr (Factors::possible)
             if (has_factors && threadIdx.x >= kConsumers + 32)
-              return bring_factors(params, tile, ring, factors, first, end);
-          if (!carries_boxes(0)) return;
-          RingPlace at(stages_for(params.tokens));
-          return carry_boxes(params, tile, ring, opaque(arch::shared_address(stages)), first, end, at, true);
+              return load_factors(params, tile, ring, factors, first, end);
+          if (!issues_tma(0)) return;
+          PipelineState at(stages_for(params.tokens));
+          return produce(params, tile, ring, opaque(arch::shared_address(stages)), first, end, at, true);
         }
         arch::grid_dependency_pass();
       } else {
         // Weights may be loaded before the kernel ahead has ended.
         const int begun = comes_early(params) ? lesser(end, first + stages_for(params.tokens)) : first;
-        if (carries_boxes(0)) {
+        if (issues_tma(0)) {
           const auto weights = params.maps.weights.of_tile(p, tile);
 #pragma unroll 1
           for (int step = first; step < begun; ++step)
-            bring_weights(params, ring, arch::shared_address(stages), weights, step, step - first);
+            load_weights(params, ring, arch::shared_address(stages), weights, step, step - first);
         }
         arch::grid_dependency_pass();
         __shared__ Uninitialized<TokenState<X>, 160> states;
@@ -153,12 +154,12 @@ struct BoxedGemmBody {
                                        tile.output == 0 && rank == 0);
         if (produces) {
           if constexpr (trades_registers) arch::release_registers<kProducerRegisters>();
-          bring_operands(params, tile, ring, stages, states.items, first, begun, end);
+          load_operands(params, tile, ring, stages, states.items, first, begun, end);
           return;
         }
       }
       if constexpr (trades_registers) arch::claim_registers<kConsumerRegisters>();
-      bring_scales(p, tile, factors);
+      load_scales(p, tile, factors);
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
@@ -196,15 +197,16 @@ struct BoxedGemmBody {
     __device__ __forceinline__ uint32_t full(int stage) const { return at + stage * 8; }
     __device__ __forceinline__ uint32_t empty(int stage) const { return at + (kMostStages + stage) * 8; }
   };
-  // Called by all threads; `bringers` and `readers` are the arrival counts of a stage's barriers.
-  static __device__ __forceinline__ void begin_ring(const Params& params, const Ring& ring, int bringers, int readers) {
+  // Called by all threads; `producers` and `consumers` are the arrival counts of a stage's barriers.
+  static __device__ __forceinline__ void init_ring(const Params& params, const Ring& ring, int producers,
+                                                   int consumers) {
     if (threadIdx.x == kConsumers) {
-      if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
+      if (inputs_by_tma) arch::prefetch_map(params.maps.x.whole);
       for (const arch::TensorMap& map : params.maps.weights.maps) arch::prefetch_map(map);
     }
     if (threadIdx.x == 0) {
       for (int i = 0; i < kMostStages; ++i)
-        arch::mbarrier_init(ring.full(i), bringers), arch::mbarrier_init(ring.empty(i), readers);
+        arch::mbarrier_init(ring.full(i), producers), arch::mbarrier_init(ring.empty(i), consumers);
       arch::mbarrier_init_fence();
     }
     __syncthreads();
@@ -212,9 +214,8 @@ struct BoxedGemmBody {
 
   // Issues the copies of a step's weights, with input_bytes of inputs expected besides. By one thread.
   template <bool kParted = true, class Boxes>
-  static __device__ __forceinline__ void bring_weights(const Params& params, const Ring& ring, uint32_t stages,
-                                                       const Boxes& weights, int step, int stage,
-                                                       int input_bytes = 0) {
+  static __device__ __forceinline__ void load_weights(const Params& params, const Ring& ring, uint32_t stages,
+                                                      const Boxes& weights, int step, int stage, int input_bytes = 0) {
     const uint32_t full = ring.full(stage), at = stages + stage * gemm_stage_bytes(params.tokens, kRows);
     arch::mbarrier_arrive_expect(full, weights.template bytes<kParted>() + input_bytes);
     weights.template copy<kParted>(at + params.tokens * kRowBytes, step * kStep, full);
@@ -227,33 +228,33 @@ struct BoxedGemmBody {
   // ---- producers ----------------------------------------------------------------------------------------------------
 
   // True in one producer thread. ptxas knows that it is a single thread, and uses uniform instructions.
-  static __device__ __forceinline__ bool carries_boxes(int group) {
+  static __device__ __forceinline__ bool issues_tma(int group) {
     return threadIdx.x / 32 == (kConsumers + group * kWarpgroup) / 32 && arch::elect_one();
   }
   // Producer loop: copies both operands of a tile, the block's first one or a later one.
-  static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
-                                                     uint32_t stages, int first, int end, RingPlace& at,
-                                                     bool is_first) {
+  static __device__ __forceinline__ void produce(const Params& params, const Tile& tile, const Ring& ring,
+                                                 uint32_t stages, int first, int end, PipelineState& at,
+                                                 bool is_first) {
     if (params.maps.weights.of_tile(params.problem, tile).parted() ||
         params.maps.x.of_tile(tile, params.tokens).count > 1)
-      return carry_boxes<true>(params, tile, ring, stages, first, end, at, is_first);
-    return carry_boxes<false>(params, tile, ring, stages, first, end, at, is_first);
+      return produce<true>(params, tile, ring, stages, first, end, at, is_first);
+    return produce<false>(params, tile, ring, stages, first, end, at, is_first);
   }
   // kParted: more than one box for each operand, which takes longer than the products of a small tile.
   template <bool kParted>
-  static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
-                                                     uint32_t stages, int first, int end, RingPlace& at,
-                                                     bool is_first) {
+  static __device__ __forceinline__ void produce(const Params& params, const Tile& tile, const Ring& ring,
+                                                 uint32_t stages, int first, int end, PipelineState& at,
+                                                 bool is_first) {
     const int begun = is_first ? lesser(end, first + at.stages) : first,
               stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const auto inputs = params.maps.x.of_tile(tile, params.tokens);
     const auto boxes = params.maps.weights.of_tile(params.problem, tile);
     const bool early = is_first && comes_early(params);
     const auto weights = [&](int step, int stage) {
-      bring_weights<kParted>(params, ring, stages, boxes, step, stage, inputs.bytes());
+      load_weights<kParted>(params, ring, stages, boxes, step, stage, inputs.bytes());
     };
     if (early) {
-      RingPlace ahead(at.stages);
+      PipelineState ahead(at.stages);
 #pragma unroll 1
       for (int step = first; step < begun; ++step) weights(step, ahead.stage), ahead.next();
     }
@@ -267,13 +268,13 @@ struct BoxedGemmBody {
     }
   }
   // The remaining warps of the producer load the factors of steps.
-  static __device__ __forceinline__ void bring_factors(const Params& params, const Tile& tile, const Ring& ring,
-                                                       float* factors, int first, int end) {
+  static __device__ __forceinline__ void load_factors(const Params& params, const Tile& tile, const Ring& ring,
+                                                      float* factors, int first, int end) {
     const int count = stages_for(params.tokens);
     Factors mine(params.problem, tile, threadIdx.x - kConsumers - 32);
     arch::grid_dependency_wait();
     mine.fetch(first * kStep);
-    RingPlace at(count);
+    PipelineState at(count);
 #pragma unroll 1
     for (int step = first; step < end; ++step) {
       if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
@@ -283,10 +284,10 @@ struct BoxedGemmBody {
       at.next();
     }
   }
-  // Producer loop if threads load the inputs: brings these, and the weights of all steps from `begun` on.
-  static __device__ __forceinline__ void bring_operands(const Params& params, const Tile& tile, const Ring& ring,
-                                                        unsigned char* stages, const TokenState<X>* states, int first,
-                                                        int begun, int end) {
+  // Producer loop if threads load the inputs: loads these, and the weights of all steps from `begun` on.
+  static __device__ __forceinline__ void load_operands(const Params& params, const Tile& tile, const Ring& ring,
+                                                       unsigned char* stages, const TokenState<X>* states, int first,
+                                                       int begun, int end) {
     const auto run_if = [&](auto height) {
       constexpr int kHeight = decltype(height)::value;
       if constexpr (is_here<kHeight>) {
@@ -296,22 +297,22 @@ struct BoxedGemmBody {
         const auto weights = params.maps.weights.of_tile(params.problem, tile);
         const int group = (threadIdx.x - kConsumers) / kWarpgroup, mine = first + group;
         ByThreads<kHeight> x(params.problem, tile, states, mine * kStep, kTurns);
-        if (mine < end) x.ask_for(mine * kStep);
-        RingPlace at(count);
-        at.go(group);
+        if (mine < end) x.prefetch(mine * kStep);
+        PipelineState at(count);
+        at.advance(group);
         // A group waits only for some of a stage's phases, and a parity does not distinguish a phase from the last but
         // one. But consumers free stages in order: once the stage for which it waited before is free, the last but one
         // phase is over.
 #pragma unroll 1
         for (int step = mine; step < end; step += kTurns) {
           if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
-          if (step >= begun && carries_boxes(group))
-            bring_weights(params, ring, arch::shared_address(stages), weights, step, at.stage);
+          if (step >= begun && issues_tma(group))
+            load_weights(params, ring, arch::shared_address(stages), weights, step, at.stage);
           __syncwarp();
-          x.bring(stages + at.stage * kStageBytes, step * kStep);
+          x.load(stages + at.stage * kStageBytes, step * kStep);
           x.arrive(ring.full(at.stage));
-          if (step + kTurns < end) x.ask_for((step + kTurns) * kStep);
-          at.go(kTurns);
+          if (step + kTurns < end) x.prefetch((step + kTurns) * kStep);
+          at.advance(kTurns);
         }
       }
     };
@@ -329,9 +330,9 @@ struct BoxedGemmBody {
   // Sums of 8-bit operands as the tensor cores accumulate them, in halves of the weights.
   static constexpr int kHalves = kGroupRows == 64 ? 1 : 2, kHalfRows = kGroupRows / kHalves;
   template <int kHeight>
-  using HalfInEight = SumsInEight<T, by_rows ? kHalfRows : kHeight>;
+  using HalfSums8Bit = Sums8Bit<T, by_rows ? kHalfRows : kHeight>;
   template <int kHeight>
-  using RunningSums = std::conditional_t<in_eight, HalfInEight<kHeight>[kHalves], Sums<kHeight>>;
+  using RunningSums = std::conditional_t<is_8bit, HalfSums8Bit<kHeight>[kHalves], Sums<kHeight>>;
   // Four sums of a half: columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
   template <int kBlocks>
   static __device__ __forceinline__ float* four_of(float (&sums)[kBlocks][32], int half, int j) {
@@ -361,7 +362,7 @@ struct BoxedGemmBody {
     arch::warpgroup_commit();
   }
   template <int kWidth>
-  static __device__ __forceinline__ void begin_step(SumsInEight<T, kWidth> (&sums)[kHalves], const Operands& of,
+  static __device__ __forceinline__ void begin_step(Sums8Bit<T, kWidth> (&sums)[kHalves], const Operands& of,
                                                     int stage) {
     arch::warpgroup_fence();
     KERNELS_UNROLL
@@ -380,8 +381,8 @@ struct BoxedGemmBody {
   // issued.
   template <int kHeight, class F>
   static __device__ __forceinline__ void multiply_all(Sums<kHeight>& sums, const Operands& operands, const Ring& ring,
-                                                      RingPlace& at, int steps, const F& last_begun) {
-    if constexpr (in_eight) {
+                                                      PipelineState& at, int steps, const F& last_begun) {
+    if constexpr (is_8bit) {
       RunningSums<kHeight> running = {};
       add_up<kHeight>(running, operands, ring, at, steps, last_begun);
       KERNELS_UNROLL
@@ -397,12 +398,12 @@ struct BoxedGemmBody {
   }
   template <int kHeight, class F>
   static __device__ __forceinline__ void add_up(RunningSums<kHeight>& sums, const Operands& operands, const Ring& ring,
-                                                RingPlace& at, int steps, const F& last_begun) {
+                                                PipelineState& at, int steps, const F& last_begun) {
     int done = -1;  // the stage of the previous step
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
-      if constexpr (!has_input_boxes) arch::async_proxy_fence();
+      if constexpr (!inputs_by_tma) arch::async_proxy_fence();
       begin_step(sums, operands, at.stage * gemm_stage_bytes(kHeight, kRows));
       if (step == steps - 1) last_begun();
       arch::warpgroup_wait<1>();
@@ -417,13 +418,13 @@ struct BoxedGemmBody {
   static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
                                                  const float* factors, int steps) {
     Sums<kHeight> sums = {};
-    RingPlace at(stages_for(kHeight));
+    PipelineState at(stages_for(kHeight));
     multiply_all<kHeight>(sums, Operands(stages, kHeight), ring, at, steps, [] {});
     lay_out<kHeight>(p, tile, factors, sums, stages);
   }
   // The sums of a tile of any height are the first of these. Lambdas refer to them by these names, as CUDA 12.4's
   // compiler crashes if they name an alias template for an array.
-  static constexpr int kMostTokens = in_eight ? 128 : 192;
+  static constexpr int kMostTokens = is_8bit ? 128 : 192;
   using MostSums = Sums<kMostTokens>;
   template <int kHeight>
   static __device__ __forceinline__ Sums<kHeight>& first_of(MostSums& sums) {
@@ -435,12 +436,12 @@ struct BoxedGemmBody {
   static __device__ __forceinline__ void run_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
     static_assert(!kPingPong || Slabs::kFloats * 4 * (kConsumers / 32) == kSlabBytes, "as the host counts");
     const int steps = int((params.problem.k + kStep - 1) / kStep);
-    RingPlace at(stages_for(params.tokens));
+    PipelineState at(stages_for(params.tokens));
     const auto each_tile = [&](const auto& f) {
       int count = 0;
 #pragma unroll 1
       for (unsigned number = blockIdx.x; number < params.tiles; number += gridDim.x) {
-        const Tile tile = place_tile<kOutputs>(params, number);
+        const Tile tile = tile_at<kOutputs>(params, number);
         if (tile.token < tile.token_end) f(tile, count++);
       }
       return count;
@@ -451,7 +452,7 @@ struct BoxedGemmBody {
       const uint32_t to = opaque(arch::shared_address(stages));
       // The whole warp enumerates tiles, and the same thread of it issues all copies.
       each_tile([&](const Tile& tile, int i) {
-        if (carries_boxes(0)) carry_boxes(params, tile, ring, to, 0, steps, at, i == 0);
+        if (issues_tma(0)) produce(params, tile, ring, to, 0, steps, at, i == 0);
         __syncwarp();
       });
       return;
@@ -475,7 +476,7 @@ struct BoxedGemmBody {
           if (params.tokens != kHeight) return;
           auto& mine = first_of<kHeight>(sums);
           multiply_all<kHeight>(mine, operands, ring, at, steps, pass_turn);
-          if constexpr (in_eight) scale_rows<kHeight>(params.problem, tile, nullptr, mine);
+          if constexpr (is_8bit) scale_rows<kHeight>(params.problem, tile, nullptr, mine);
         }
       };
       run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 192>());
@@ -499,8 +500,8 @@ struct BoxedGemmBody {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float* const of_lane = factors + (by_rows ? warp * 16 + g : 2 * t);
     Sums<kHeight> sums = {};
-    HalfInEight<kHeight> of_step[kAtOnce];
-    RingPlace at(stages_for(kHeight));
+    HalfSums8Bit<kHeight> of_step[kAtOnce];
+    PipelineState at(stages_for(kHeight));
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
@@ -562,7 +563,7 @@ struct BoxedGemmBody {
   }
   // If tokens are the rows of the mma, a lane has all of the tile's weights: each thread loads one scale, and all read
   // them when sums are laid out.
-  static __device__ __forceinline__ void bring_scales(const P& p, const Tile& tile, float* factors) {
+  static __device__ __forceinline__ void load_scales(const P& p, const Tile& tile, float* factors) {
     if constexpr (by_rows && Coded<Gate>::scaled) {
       if (!has_weight_scales(p)) return;
       arch::grid_dependency_wait();
@@ -637,7 +638,7 @@ struct BoxedGemmBody {
                                                  Sums<kHeight>& sums, unsigned char* stages) {
     static_assert(bytes_for(kHeight) <= 216 << 10, "as much as stages may take");
     arch::named_barrier_sync(kBarrier, kConsumers);  // slabs replace the stages; scales are visible
-    if constexpr (in_eight) scale_rows<kHeight>(p, tile, factors, sums);
+    if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
     constexpr int kSlabs = by_rows ? kRows / Slabs::kRows : kHeight / Slabs::kTokens,
                   kOfSlab = int(sizeof(sums) / sizeof(sums[0])) / kSlabs;
     float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kSlabs);

@@ -111,12 +111,13 @@ struct CodedGemmBody {
   static constexpr int kTokens[3] = {32, 64, 128};
   static constexpr int max_threads = kConsumers + 2 * kProducers, registers = kRows == 128 ? 128 : 168;
   static constexpr int kTilesAtOnce = 1;
-  static constexpr bool waits_for_predecessor_itself = true, boxed = false, copied = false, weights_copied = true;
+  static constexpr bool waits_for_predecessor_itself = true, weights_by_tma = false, copied = false,
+                        weights_copied = true;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
   // Few registers remain for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
   // residual: 27.4 and 68 us, with as many as in gemm.cuh 44.8 and 99).
-  using Slabs = GemmSlabs<P, kShares, kUsualOrder, kRows == 128 ? 32 : 64>;
+  using Slabs = GemmSlabs<P, kShares, kDefaultOrder, kRows == 128 ? 32 : 64>;
 
   static constexpr bool has(int tokens, int architecture) {
     return possible && architecture == 90 && (tokens < 128) == (kRows == 128);
@@ -127,7 +128,7 @@ struct CodedGemmBody {
   }
   static void make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
     maps.x.make(ex, p, tokens);
-    if constexpr (has_code_boxes)
+    if constexpr (codes_by_tma)
       maps.has_codes = maps.x.made && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
                        make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
   }
@@ -142,7 +143,7 @@ struct CodedGemmBody {
       if (threadIdx.x == 0) rings.begin(params);
       const bool early = params.weights_ready && p.groups.offsets == nullptr;
       if (!early) arch::grid_dependency_pass();
-      const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
+      const Tile tile = tile_at<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
       __syncthreads();
       const int panels = int((p.k + kSteps * kStep - 1) / (kSteps * kStep));
@@ -153,7 +154,7 @@ struct CodedGemmBody {
       // Weights may be loaded before the kernel ahead has ended.
       const int begun = early ? lesser(work.end_panel, work.first_panel + kPanels) : work.first_panel;
       if (early) {
-        if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, work.first_panel, begun);
+        if (threadIdx.x >= kConsumers + kProducers) load_weights(work, work.first_panel, begun);
         arch::grid_dependency_pass();
       }
       find_states<pack_within<X, 8>>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k,
@@ -178,7 +179,7 @@ struct CodedGemmBody {
   using Scale = typename Types::Scale;
   using Zero = typename Types::Zero;
   static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
-  static constexpr bool has_code_boxes = InputMaps<X, T>::possible && CodesInMemory<Gate>::in_rows;
+  static constexpr bool codes_by_tma = InputMaps<X, T>::possible && CodesInMemory<Gate>::in_rows;
 
   // A panel: codes, in which 16-byte chunk i of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each row,
   // and as many of zero points.
@@ -207,20 +208,20 @@ struct CodedGemmBody {
             arch::mbarrier_init(&empty[i], kPair * kRows / 32);
       for (int i = 0; i < kPanels; ++i)
         arch::mbarrier_init(&panel_full[i],
-                            (codes_in_boxes(params) ? 1 : 0) + (copies_weights(params) ? kProducers : 0)),
+                            (copies_codes_by_tma(params) ? 1 : 0) + (copies_weights(params) ? kProducers : 0)),
             arch::mbarrier_init(&panel_empty[i], kSteps * kRows);
       arch::mbarrier_init_fence();
     }
   };
-  static __device__ __forceinline__ bool codes_in_boxes(const Params& params) {
-    return has_code_boxes && params.maps.has_codes;
+  static __device__ __forceinline__ bool copies_codes_by_tma(const Params& params) {
+    return codes_by_tma && params.maps.has_codes;
   }
   static __device__ __forceinline__ bool has_groups(const Params& params) {
     return scaled && params.group_log2 != kOneForAll;
   }
   // Whether threads copy anything of a panel.
   static __device__ __forceinline__ bool copies_weights(const Params& params) {
-    return !codes_in_boxes(params) || has_groups(params);
+    return !copies_codes_by_tma(params) || has_groups(params);
   }
   // A block's work: steps from the beginning of first_panel to `end`.
   struct Work {
@@ -252,8 +253,10 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void run_tile(const Work& work, int next_panel) {
     if (threadIdx.x >= kConsumers) {
       arch::release_registers<kRows == 128 ? 80 : 88>();
-      if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, next_panel, work.end_panel);
-      else bring_inputs<kHeight>(work);
+      if (threadIdx.x >= kConsumers + kProducers)
+        load_weights(work, next_panel, work.end_panel);
+      else
+        load_inputs<kHeight>(work);
     } else {
       arch::claim_registers<kRows == 128 ? 144 : 208>();
       const auto run_group = [&](auto by_group) {
@@ -288,13 +291,13 @@ struct CodedGemmBody {
         const int mine = i * kProducers + thread();
         visit_row(work, mine, [&](const Gate& source, int64_t row, bool there) {
           rows_[i] = coded_row(source, row);
-          if (!codes_in_boxes(work.params) && !known) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
+          if (!copies_codes_by_tma(work.params) && !known) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
         });
       }
       if (copies_weights(work.params) && !known) arch::named_barrier_sync(kCopiers, kProducers);
     }
     // Copies a panel that begins at column `col`; everything beyond the last column becomes zeros.
-    __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
+    __device__ __forceinline__ void load_codes(uint32_t to, int col) const {
       constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kProducers / 8;
       const int chunk = thread() % 8, first = thread() / 8, bytes = bytes_there<kPack>(cols_ - col - chunk * kPack);
       const int64_t further = bytes == 0 ? 0 : int64_t(col / kPack) * 16 + chunk * 16;
@@ -307,7 +310,7 @@ struct CodedGemmBody {
         else arch::copy_async_16(at + i * kPanel, row + further, bytes);
       }
     }
-    __device__ __forceinline__ void bring_scales(uint32_t to, int col) const {
+    __device__ __forceinline__ void load_scales(uint32_t to, int col) const {
       KERNELS_UNROLL
       for (int i = 0; i < kMine; ++i) {
         const uint32_t at = to + (i * kProducers + thread()) * kScaleRow;
@@ -325,23 +328,23 @@ struct CodedGemmBody {
   };
 
   // Producer loop of weights: panels [begin, end).
-  static __device__ __forceinline__ void bring_weights(const Work& work, int begin, int end) {
+  static __device__ __forceinline__ void load_weights(const Work& work, int begin, int end) {
     const Params& params = work.params;
-    const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
+    const bool by_tma = copies_codes_by_tma(params), by_threads = copies_weights(params);
     const bool first_warp = threadIdx.x / 32 == (kConsumers + kProducers) / 32;
     if (!by_threads && !first_warp) return;
     const Copies copies(work, begin > work.first_panel);
-    RingPlace at(kPanels);
-    at.go(begin - work.first_panel);
+    PipelineState at(kPanels);
+    at.advance(begin - work.first_panel);
 #pragma unroll 1
-    for (int panel = begin; panel < end; ++panel, at.go(1)) {
+    for (int panel = begin; panel < end; ++panel, at.advance(1)) {
       if (panel - work.first_panel >= kPanels)
         arch::mbarrier_wait_in_block(&work.rings.panel_empty[at.stage], at.parity ^ 1);
       const uint32_t to = arch::shared_address(work.panel(at.stage));
       uint64_t* const full = &work.rings.panel_full[at.stage];
       const int col = panel * (kSteps * kStep);
-      if (!in_boxes) {
-        copies.bring_codes(to, col);
+      if (!by_tma) {
+        copies.load_codes(to, col);
       } else if (first_warp && arch::elect_one()) {
         arch::mbarrier_arrive_expect(full, kCodeBytes);
         KERNELS_UNROLL
@@ -350,28 +353,28 @@ struct CodedGemmBody {
                          int(work.tile.weights + work.tile.output), 0, 0, full);
       }
       if constexpr (scaled) {
-        if (has_groups(params)) copies.bring_scales(to + kCodeBytes, col);
+        if (has_groups(params)) copies.load_scales(to + kCodeBytes, col);
       }
       if (by_threads) arch::mbarrier_arrive_copied(full);
     }
   }
 
   template <int kHeight>
-  static __device__ __forceinline__ void bring_inputs(const Work& work) {
+  static __device__ __forceinline__ void load_inputs(const Work& work) {
     using ByThreads = InputsByThreads<T, X, kHeight, kProducers>;
     constexpr int kStages = stages_for(kHeight);
     static_assert(ByThreads::kBytes == step_bytes(kHeight) && kStages >= 2, "as the host counts");
     const auto& maps = work.params.maps.x;
     const Tile& tile = work.tile;
     Rings& rings = work.rings;
-    // Calls bring(stage, its barrier, its first step, its number of steps) when the stage is free.
-    const auto each_stage = [&](const auto& bring) {
-      RingPlace at(kStages);
+    // Calls load(stage, its barrier, its first step, its number of steps) when the stage is free.
+    const auto each_stage = [&](const auto& load) {
+      PipelineState at(kStages);
 #pragma unroll 1
       for (int step = work.first(); step < work.end; step += kPair) {
         if (step - work.first() >= kPair * kStages) arch::mbarrier_wait_in_block(&rings.empty[at.stage], at.parity ^ 1);
-        bring(work.inputs() + at.stage * (kPair * ByThreads::kBytes), &rings.full[at.stage], step,
-              lesser(kPair, work.end - step));
+        load(work.inputs() + at.stage * (kPair * ByThreads::kBytes), &rings.full[at.stage], step,
+             lesser(kPair, work.end - step));
         at.next();
       }
     };
@@ -391,7 +394,7 @@ struct CodedGemmBody {
     ByThreads x(work.problem(), tile, work.states, work.first() * kStep);
     each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) x.bring(to + i * ByThreads::kBytes, (step + i) * kStep);
+      for (int i = 0; i < count; ++i) x.load(to + i * ByThreads::kBytes, (step + i) * kStep);
       x.arrive(full);
     });
   }
@@ -481,9 +484,9 @@ struct CodedGemmBody {
 
   // The addresses in a panel of 16 columns of a lane's first row; the other rows are a multiple of the row's bytes
   // further.
-  struct LanePlaces {
+  struct LaneOffsets {
     int at[4];
-    __device__ __forceinline__ LanePlaces() {
+    __device__ __forceinline__ LaneOffsets() {
       const int row = first_row();
       KERNELS_UNROLL
       for (int slice = 0; slice < 4; ++slice) {
@@ -523,7 +526,7 @@ struct CodedGemmBody {
     __device__ __forceinline__ explicit Group(const Work& work)
         : work_(work),
           rings_(work.rings),
-          boxed_(work.params.maps.x.are_there()),
+          inputs_by_tma_(work.params.maps.x.are_there()),
           x_(arch::warpgroup_tile(arch::shared_address(work.inputs()))),
           rows_(work),
           at_(stages_for(kHeight)),
@@ -539,7 +542,7 @@ struct CodedGemmBody {
         begin_step();
         decode(early, 0);
         arch::mbarrier_wait_in_block(&rings_.full[at_.stage], at_.parity);
-        if (!boxed_) arch::async_proxy_fence();
+        if (!inputs_by_tma_) arch::async_proxy_fence();
         begin_products(early, 0);
         decode(late, 2);
         begin_products(late, 2);
@@ -576,7 +579,7 @@ struct CodedGemmBody {
     __device__ __forceinline__ void begin_step() {
       const int panels = step_ / kSteps - panel_, stages = (step_ - work_.first()) / kPair - stage_;
       panel_ += panels, stage_ += stages;
-      panel_at_.go(panels), at_.go(stages);
+      panel_at_.advance(panels), at_.advance(stages);
       rows_.begin(panel_ * (kSteps * kStep));
       arch::mbarrier_wait_in_block(&rings_.panel_full[panel_at_.stage], panel_at_.parity);
     }
@@ -584,11 +587,11 @@ struct CodedGemmBody {
     __device__ __forceinline__ void decode(uint32_t (&fragments)[2][2][4], int slice) {
       const int of_panel = step_ % kSteps;
       const unsigned char* const codes = work_.panel(panel_at_.stage);
-      const unsigned char* const from = codes + LanePlaces::of_step(of_panel);
+      const unsigned char* const from = codes + LaneOffsets::of_step(of_panel);
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) {
         rows_.read(codes + kCodeBytes, of_panel * kStep, slice + j);
-        const Codes16 read(from + places_.at[slice + j]);
+        const Codes16 read(from + offsets_.at[slice + j]);
         KERNELS_UNROLL
         for (int i = 0; i < 2; ++i) rows_.decode(fragments[j][i], read, i, threadIdx.x % 4);
       }
@@ -609,12 +612,12 @@ struct CodedGemmBody {
 
     const Work& work_;
     Rings& rings_;
-    const bool boxed_;
+    const bool inputs_by_tma_;
     const uint64_t x_;
     LaneRows<kByGroup> rows_;
-    const LanePlaces places_;
+    const LaneOffsets offsets_;
     float sums_[kBlocks][32] = {};
-    RingPlace at_, panel_at_;
+    PipelineState at_, panel_at_;
     int step_, panel_, stage_ = 0;
   };
 };

@@ -15,7 +15,7 @@ namespace detail {
 
 // The 8-bit type of both operands of a product, or void.
 template <class X, class W>
-using in_eight_type =
+using mma_8bit_type =
     std::conditional_t<std::is_same<typename Coded<X>::Code, typename Coded<W>::Code>::value &&
                            is_multiplied_in_8<typename Coded<X>::Code> && !has_zeros<X> && !has_zeros<W>,
                        typename Coded<X>::Code, void>;
@@ -27,7 +27,7 @@ template <class P, class T, int kRows>
 constexpr bool tokens_are_rows = kRows == 256 && sizeof(T) == 1 &&
                                  (Coded<typename P::X>::scaled || Coded<FirstWeights<P>>::scaled);
 // The most columns for which sums of int8 fit 32 bits.
-constexpr int64_t kMostColumnsInEight = (int64_t(1) << 17) - 1;
+constexpr int64_t kMost8BitColumns = (int64_t(1) << 17) - 1;
 
 // Whether a source has scales for groups of columns, and not for whole rows.
 template <class S>
@@ -122,7 +122,7 @@ class StepFactors {
 
 // The sums of an mma with kColumns columns, in wgmma's layout.
 template <class T, int kColumns>
-struct SumsInEight {
+struct Sums8Bit {
   std::conditional_t<std::is_same<T, int8_t>::value, int32_t, float> sums[kColumns / 8][4] = {};
 
   // Adds them to to(j), the four sums of columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8, each times its

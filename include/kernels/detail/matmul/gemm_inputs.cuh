@@ -11,15 +11,15 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A position in a ring: stage, and parity of its barriers' phase. go() advances by at most the number of stages.
-struct RingPlace {
+// A position in a ring: stage, and parity of its barriers' phase. advance() moves on by at most the number of stages.
+struct PipelineState {
   int stages, stage = 0, parity = 0;
-  __device__ __forceinline__ explicit RingPlace(int count) : stages(count) {}
-  __device__ __forceinline__ void go(int further) {
+  __device__ __forceinline__ explicit PipelineState(int count) : stages(count) {}
+  __device__ __forceinline__ void advance(int further) {
     stage += further;
     if (stage >= stages) stage -= stages, parity ^= 1;
   }
-  __device__ __forceinline__ void next() { go(1); }
+  __device__ __forceinline__ void next() { advance(1); }
   __device__ __forceinline__ void skip(int further) {
     stage += further;
     parity ^= stage / stages % 2;
@@ -60,7 +60,7 @@ struct InputMaps {
     __device__ __forceinline__ int bytes() const { return count * rows * 128; }
     // By one thread.
     template <bool kSeveral = true>
-    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
+    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierAddress full) const {
 #pragma unroll 1
       for (int i = 0; i < (kSeveral ? count : 1); ++i)
         arch::copy_box(to + i * rows * 128, map, col, first + i * rows, 0, 0, full);
@@ -93,10 +93,10 @@ class InputsByThreads {
 
   // Issues the loads of the step at column `col`, if they are issued ahead. Call it after arriving for the previous
   // step, whose fence would wait for loads in flight.
-  __device__ __forceinline__ void ask_for(int col) {
+  __device__ __forceinline__ void prefetch(int col) {
     if constexpr (waits) operand_.prefetch(waiting_, rows_, 0, Operand::kEach, col, cols_);
   }
-  __device__ __forceinline__ void bring(unsigned char* to, int col) {
+  __device__ __forceinline__ void load(unsigned char* to, int col) {
     if constexpr (waits) {
       operand_.store(waiting_, to, rows_, 0, Operand::kEach, col, cols_);
     } else if constexpr (!copied) {
@@ -109,7 +109,7 @@ class InputsByThreads {
     }
   }
   // Arrives when everything that this thread has copied or stored is visible.
-  static __device__ __forceinline__ void arrive(arch::BarrierPlace full) {
+  static __device__ __forceinline__ void arrive(arch::BarrierAddress full) {
     if constexpr (copied) arch::mbarrier_arrive_copied(full);
     else arch::async_proxy_fence(), arch::mbarrier_arrive(full);
   }

@@ -55,9 +55,10 @@ struct SimtGemmBody {
     if (p.k > 0) prefetch(0);
     for (int64_t col = 0; col < p.k; col += kStep) {
       __syncthreads();
-      place<X>(x, inputs, input, token, tile.token_end, int(col), p.k);
-      place<Weights0>(w[0], first, weights0, output, output_end, int(col), p.k);
-      if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, output_end, int(col), p.k);
+      store_operand<X>(x, inputs, input, token, tile.token_end, int(col), p.k);
+      store_operand<Weights0>(w[0], first, weights0, output, output_end, int(col), p.k);
+      if constexpr (P::matrices == 2)
+        store_operand<Weights1>(w[1], second, weights1, output, output_end, int(col), p.k);
       __syncthreads();
       if (col + kStep < p.k) prefetch(int(col) + kStep);
       add_step(sums, x, w);
@@ -68,13 +69,13 @@ struct SimtGemmBody {
  private:
   // A thread's values are in groups of four (double: two), 16 threads apart, so that a warp reads whole lines.
   static constexpr int kVector = 16 / int(sizeof(C));
-  static __device__ __forceinline__ int place_of(int thread, int i) {
+  static __device__ __forceinline__ int index_of(int thread, int i) {
     return i / kVector * (16 * kVector) + thread * kVector + i % kVector;
   }
   static __device__ __forceinline__ void side(C (&values)[kSide], const C* from, int thread) {
     KERNELS_UNROLL
     for (int i = 0; i < kSide; i += kVector)
-      memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
+      memcpy(values + i, __builtin_assume_aligned(from + index_of(thread, i), 16), 16);
   }
 
   // Adds the products of the step in shared memory.
@@ -103,8 +104,8 @@ struct SimtGemmBody {
     for (int a = 0; a < kSide; ++a) {
       KERNELS_UNROLL
       for (int b = 0; b < kSide; b += outputs_per_store<P>) {
-        const int64_t row = tile.token + place_of(threadIdx.x / 16, a),
-                      col = tile.output + place_of(threadIdx.x % 16, b);
+        const int64_t row = tile.token + index_of(threadIdx.x / 16, a),
+                      col = tile.output + index_of(threadIdx.x % 16, b);
         if (row >= tile.token_end || col >= p.n) continue;
         typename Result<P>::Sums totals[P::matrices];
         KERNELS_UNROLL
@@ -135,8 +136,9 @@ struct SimtGemmBody {
     });
   }
   template <class Source, class At>
-  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks],
-                                               const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  static __device__ __forceinline__ void store_operand(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks],
+                                                       const At& source, int64_t begin, int64_t rows, int col,
+                                                       int64_t cols) {
     each_pack([&](int i, int row, int at) {
       Pack<C, kWidth> values = broadcast<kWidth>(C(0));
       if (begin + row < rows && col + at < cols)

@@ -7,13 +7,13 @@ KERNELS_BEGIN
 namespace detail {
 
 // Which sums of a tile a warp has:
-//   pairs    64 rows of weights with half of the tokens; tokens are the rows of its mma
-//   turned   32 rows of weights with all tokens; weights are the rows of its mma
-//   across   all rows of weights with 16 tokens; tokens are the rows of its mma
-enum class SlabOrder { pairs, turned, across };
-constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : SlabOrder::pairs;
+//   warps_2x2    64 rows of weights with half of the tokens; tokens are the rows of its mma
+//   transposed   32 rows of weights with all tokens; weights are the rows of its mma
+//   by_tokens    all rows of weights with 16 tokens; tokens are the rows of its mma
+enum class SlabOrder { warps_2x2, transposed, by_tokens };
+constexpr SlabOrder kDefaultOrder = arch::kWarpgroupMma ? SlabOrder::transposed : SlabOrder::warps_2x2;
 
-// A slab is kTokens x kRows sums in shared memory; a warp's slabs follow each other in tokens or, with `across`, in
+// A slab is kTokens x kRows sums in shared memory; a warp's slabs follow each other in tokens or, with `by_tokens`, in
 // weights.
 // - kGroups: groups of four warps that share K, each with sums of the whole tile.
 // - kAheadBytes: registers for packs that are read ahead for the sink; there is room for many if all slabs are laid
@@ -21,20 +21,20 @@ constexpr SlabOrder kUsualOrder = arch::kWarpgroupMma ? SlabOrder::turned : Slab
 // - kWarps: two if a warp has only 16 rows of weights: two warps lay out a slab together, and each passes on half of
 //   it.
 // - kTileEachFour: each four warps have a tile of their own.
-template <class P, int kGroups = 1, SlabOrder kOrder = kUsualOrder, int kAheadBytes = arch::kWarpgroupMma ? 512 : 64,
+template <class P, int kGroups = 1, SlabOrder kOrder = kDefaultOrder, int kAheadBytes = arch::kWarpgroupMma ? 512 : 64,
           int kWarps = 1, bool kTileEachFour = false>
 struct GemmSlabs {
-  static constexpr bool kTurned = kOrder == SlabOrder::turned, kAcross = kOrder == SlabOrder::across;
-  static_assert(kWarps == 1 || (kWarps == 2 && kGroups == 1 && kTurned), "who shares a slab");
-  static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
-  static constexpr int kPitch = kRows + (kOrder == SlabOrder::pairs ? 8 : 0), kFloats = kTokens * kPitch;
+  static constexpr bool kTransposed = kOrder == SlabOrder::transposed, kByTokens = kOrder == SlabOrder::by_tokens;
+  static_assert(kWarps == 1 || (kWarps == 2 && kGroups == 1 && kTransposed), "who shares a slab");
+  static constexpr int kTokens = kTransposed ? 32 : 16, kRows = 1024 / kTokens;
+  static constexpr int kPitch = kRows + (kOrder == SlabOrder::warps_2x2 ? 8 : 0), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static constexpr int kBarrier = 1;  // a named barrier of all groups
 
   static __device__ __forceinline__ int warp_column() {
-    if (kAcross) return 0;
-    const int warp = threadIdx.x / ((kTurned ? 32 : 64) * kWarps);
+    if (kByTokens) return 0;
+    const int warp = threadIdx.x / ((kTransposed ? 32 : 64) * kWarps);
     return (kGroups > 1 || kTileEachFour ? warp % 4 : warp) * kRows;
   }
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
@@ -59,9 +59,9 @@ struct GemmSlabs {
   static constexpr int kSums = 32 / kWarps;
   static __device__ __forceinline__ void lay_out(float* slab, const float* sums) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    if constexpr (kTurned) {
-      const unsigned first = place(2 * t, threadIdx.x / 32 % kWarps * (kRows / kWarps) + g);
-      // The offset of place() for `rows` rows and `eights` times eight columns further.
+    if constexpr (kTransposed) {
+      const unsigned first = swizzled_offset(2 * t, threadIdx.x / 32 % kWarps * (kRows / kWarps) + g);
+      // The offset of swizzled_offset() for `rows` rows and `eights` times eight columns further.
       const auto put = [&](int rows, int eights, float sum) {
         slab[(first ^ (eights * 4 + rows % 2 * 16)) + rows * kPitch] = sum;
       };
@@ -74,7 +74,7 @@ struct GemmSlabs {
       KERNELS_UNROLL
       for (int j = 0; j < 8; ++j) {
         const float* const from = sums + j * 4;
-        float* const to = slab + place(g, j * 8 + 2 * t);
+        float* const to = slab + swizzled_offset(g, j * 8 + 2 * t);
         *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
         *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
       }
@@ -82,16 +82,16 @@ struct GemmSlabs {
   }
 
  private:
-  // The place of a sum in a slab. Except for pairs, a row is split into 16-byte chunks, even ones first, so that lanes
-  // reading packs of 32 bytes read at least 64 contiguous bytes: from another block of a cluster they would otherwise
-  // get half the bandwidth (16 KB in 2,360 cycles instead of 1,350). Swizzled against bank conflicts.
-  static __device__ __forceinline__ unsigned place(unsigned row, unsigned col) {
-    if constexpr (kOrder == SlabOrder::pairs) return row * kPitch + col;
+  // The offset of a sum in a slab. Except with warps_2x2, a row is split into 16-byte chunks, even ones first, so that
+  // lanes reading packs of 32 bytes read at least 64 contiguous bytes: from another block of a cluster they would
+  // otherwise get half the bandwidth (16 KB in 2,360 cycles instead of 1,350). Swizzled against bank conflicts.
+  static __device__ __forceinline__ unsigned swizzled_offset(unsigned row, unsigned col) {
+    if constexpr (kOrder == SlabOrder::warps_2x2) return row * kPitch + col;
     const unsigned chunk = col / 4, odd = chunk % 2,
-                   swizzle = kAcross ? row % 4 * 2 + odd : row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
+                   swizzle = kByTokens ? row % 4 * 2 + odd : row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
     return row * kPitch + (((odd * (kRows / 8) + chunk / 2) ^ swizzle) * 4 + col % 4);
   }
-  static constexpr int kAlike = kAcross ? 4 : 8;  // rows after which a column is in the same place again
+  static constexpr int kAlike = kByTokens ? 4 : 8;  // rows after which a column is in the same place again
   // Lanes have adjacent packs, as many rows at a time as that makes, so a lane's column is constant. Sums and the
   // sink's operands are loaded several packs ahead: after each store, which might be to the same address, a lane would
   // wait for its load (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
@@ -117,7 +117,8 @@ struct GemmSlabs {
     const int lane = threadIdx.x & 31, group = kGroups > 1 ? threadIdx.x / 128 : 0;
     const int further = 4 * slabs * kFloats;  // the offset of the next group's sums
     const int sharer = kWarps > 1 ? threadIdx.x / 32 % kWarps : group, sharers = kWarps * kGroups;
-    const int rows = int(lesser<int64_t>(end - row, kAcross ? kTokens : slabs * kTokens)), step = int(splits) * sharers;
+    const int rows = int(lesser<int64_t>(end - row, kByTokens ? kTokens : slabs * kTokens)),
+              step = int(splits) * sharers;
     const int turns = slabs * (kTokens / kHeight) * kPasses;
     // Opaque: if all lanes have parts of one row, ptxas would count in uniform registers, which takes longer (1024 x
     // 50257 x 768: 262 us instead of 248).
@@ -128,9 +129,9 @@ struct GemmSlabs {
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
         const int turn = first + j * step, of_slabs = turn / kPasses * kHeight + my_row,
-                  r = kAcross ? of_slabs % kTokens : of_slabs,
+                  r = kByTokens ? of_slabs % kTokens : of_slabs,
                   c = my_col + turn % kPasses * (kLanes * N) +
-                      (kAcross ? of_slabs / kTokens * (kRows / P::matrices) : 0);
+                      (kByTokens ? of_slabs / kTokens * (kRows / P::matrices) : 0);
         if (turn < turns && r < rows && col + c < p.n) f(j, r, c);
       }
     };
@@ -140,7 +141,7 @@ struct GemmSlabs {
       visit(first, [&](int j, int r, int c) {
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i) {
-          const int slab = kAcross ? c / (kRows / P::matrices) : 0, known = kHeight % kAlike == 0 ? my_row : r,
+          const int slab = kByTokens ? c / (kRows / P::matrices) : 0, known = kHeight % kAlike == 0 ? my_row : r,
                     of_slab = c - slab * (kRows / P::matrices);
           sums[j][i] = of_groups<N>(from + slab * kFloats + (r - known) * kPitch, known,
                                     of_slab + i * (kRows / P::matrices), further);
@@ -176,9 +177,10 @@ struct GemmSlabs {
     Pack<float, N> sum;
     KERNELS_UNROLL
     for (int i = 0; i < N; i += kChunk<N>) {
-      auto chunk = sums_at<kChunk<N>>(from + place(row, col + i));
+      auto chunk = sums_at<kChunk<N>>(from + swizzled_offset(row, col + i));
       KERNELS_UNROLL
-      for (int j = 1; j < kGroups; ++j) chunk = chunk + sums_at<kChunk<N>>(from + place(row, col + i) + j * further);
+      for (int j = 1; j < kGroups; ++j)
+        chunk = chunk + sums_at<kChunk<N>>(from + swizzled_offset(row, col + i) + j * further);
       KERNELS_UNROLL
       for (int j = 0; j < kChunk<N>; ++j) sum.v[i + j] = chunk.v[j];
     }

@@ -50,7 +50,7 @@ struct RowMaps {
     }
     // By one thread.
     template <bool kParted>
-    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
+    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierAddress full) const {
       if (parts && kParted && halves) {
         // Rows that do not exist are skipped: filling them with zeros takes longer than copying.
 #pragma unroll 4
@@ -163,7 +163,7 @@ struct StackMaps {
     __device__ __forceinline__ int bytes() const { return count * kRun * 128; }
     // By one thread.
     template <bool kParted>
-    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
+    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierAddress full) const {
       KERNELS_UNROLL
       for (int i = 0; i < kRows / kRun; ++i) {
         if (i >= count) break;

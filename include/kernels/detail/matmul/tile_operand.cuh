@@ -74,7 +74,7 @@ class TileOperand {
   static constexpr bool as_it_lies = std::is_same<copied_type<Source>, T>::value, copied = kWidth == 8 && as_it_lies;
 
   // The swizzle: ldmatrix reads eight rows at a time, lanes read four chunks of two rows.
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+  static __device__ __forceinline__ uint32_t swizzled_offset(int row, int chunk) {
     return row * (kStep * 2) + (chunk ^ (kByLanes ? row % 2 * 4 : row % 8)) * 16;
   }
 
@@ -92,7 +92,7 @@ class TileOperand {
   // Copies chunk i of the next step to the stage, if there are more steps. `further`: the distance to the step after
   // it.
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more, int further = kStep) {
-    arch::copy_async_16_if(stage + mine() + i * kPass, from_[i], more && (there_ >> i & 1) != 0);
+    arch::copy_async_16_if(stage + thread_offset() + i * kPass, from_[i], more && (there_ >> i & 1) != 0);
     from_[i] += further;
   }
   // Copies a step that is `ahead` columns after the next one and ends at `cols` columns.
@@ -101,7 +101,7 @@ class TileOperand {
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
       if (there_ >> i & 1)
-        arch::copy_async_16(stage + mine() + i * kPass, from_[i] + (left > 0 ? ahead : 0),
+        arch::copy_async_16(stage + thread_offset() + i * kPass, from_[i] + (left > 0 ? ahead : 0),
                             left <= 0  ? 0
                             : left < 8 ? 2 * left
                                        : 16);
@@ -141,7 +141,7 @@ class TileOperand {
         for (int j = 0; j < kSome; ++j) {
           const int i = first + j;
           from[j] = i < end && left >= 8 && (there_ >> i & 1) != 0 ? from_[i] + col : nullptr;
-          to[j] = i < end ? stage + mine() + i * kPass : nullptr;
+          to[j] = i < end ? stage + thread_offset() + i * kPass : nullptr;
         }
         copy_chunks<2>(from, to);
       }
@@ -188,7 +188,9 @@ class TileOperand {
  private:
   static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
   static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x % kThreads / kChunks; }
-  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x % kThreads / kChunks, chunk()); }
+  static __device__ __forceinline__ uint32_t thread_offset() {
+    return swizzled_offset(threadIdx.x % kThreads / kChunks, chunk());
+  }
 
   // Chunks of which `left` columns exist.
   __device__ __forceinline__ void store_cut(unsigned char* stage, int begin, int end, int col, int left) const {
@@ -232,7 +234,7 @@ class TileOperand {
   static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
     ::uint4 bits;
     memcpy(&bits, values.v, 16);
-    *reinterpret_cast<::uint4*>(stage + mine() + i * kPass) = bits;
+    *reinterpret_cast<::uint4*>(stage + thread_offset() + i * kPass) = bits;
   }
 
   unsigned there_ = 0;
