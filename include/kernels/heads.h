@@ -295,11 +295,11 @@ constexpr bool takes_heads() {
                 "norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6), or k::LayerNorm");
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>() && !std::is_arithmetic<Options>::value;
   if constexpr (right) {
-    static_assert(HeadScales<Sink>::right,
+    static_assert(HeadScales<Sink>::supported,
                   "norm_heads: scales are found for heads, of codes of 8 bits: k::quantize(q, ld, scales, heads, dim), "
                   "k::append_keys(kv, at, dim, scales); not for whole rows, and not of 4 bits, which copy() writes");
     static_assert(!has_effects<Source>, "norm_heads: put tee() into the operation that makes these rows");
-    return HeadScales<Sink>::right && !has_effects<Source>;
+    return HeadScales<Sink>::supported && !has_effects<Source>;
   } else {
     return false;
   }

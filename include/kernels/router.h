@@ -104,28 +104,28 @@ class Router {
   KERNELS_HD bool chosen_alone() const { return scores_ == detail::Scores::softmax_of_chosen; }
   KERNELS_HD int group_count() const { return kept_ < groups_ ? groups_ : 1; }
   KERNELS_HD int groups_kept() const { return kept_; }
-  KERNELS_HD bool by_two() const { return by_ == GroupScore::two_largest; }
+  KERNELS_HD bool by_top_two() const { return by_ == GroupScore::two_largest; }
   // largest, sum: of the token's softmax.
   KERNELS_HD float score(float logit, float largest, float sum) const {
     if (scores_ == detail::Scores::sigmoid) return kernels::sigmoid(logit);
-    return scores_ == detail::Scores::softmax ? share(risen(logit, largest), sum) : logit;
+    return scores_ == detail::Scores::softmax ? normalized(shifted_exp(logit, largest), sum) : logit;
   }
   // The key by which experts are compared.
-  KERNELS_HD float merit(float logit, int expert, float largest, float sum) const {
+  KERNELS_HD float selection_score(float logit, int expert, float largest, float sum) const {
     if (!needs_scores()) return logit;
     const float s = score(logit, largest, sum);
     return biased_ ? s + bias_[expert] : s;
   }
-  KERNELS_HD bool needs_scores() const { return biased_ || (by_two() && group_count() > 1); }
-  static KERNELS_HD float risen(float logit, float largest) {
-    return exp(logit - softmax_reference(largest));
-  }
-  static KERNELS_HD float share(float part, float sum) { return sum == 0.f ? 0.f : divide(part, sum); }
+  KERNELS_HD bool needs_scores() const { return biased_ || (by_top_two() && group_count() > 1); }
+  static KERNELS_HD float shifted_exp(float logit, float largest) { return exp(logit - softmax_reference(largest)); }
+  static KERNELS_HD float normalized(float part, float sum) { return sum == 0.f ? 0.f : divide(part, sum); }
   KERNELS_HD int id_here(int expert) const {
     if (!local_) return expert;
     return expert >= first_ && expert - first_ < count_ ? expert - first_ : -1;
   }
-  KERNELS_HD float weight(float score, float sum) const { return (renormalize_ ? share(score, sum) : score) * scale_; }
+  KERNELS_HD float weight(float score, float sum) const {
+    return (renormalize_ ? normalized(score, sum) : score) * scale_;
+  }
 
  private:
   Router& scores(detail::Scores s) { scores_ = s; return *this; }

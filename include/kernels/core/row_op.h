@@ -10,7 +10,7 @@
 //
 //   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row that has x
 //   Linear linear(State, Result)         the value from a centered value: value * a + b
-//   centers_fast                         whether center() is cheap: then it runs only when the row's state is known
+//   cheap_center                         whether center() is cheap: then it runs only when the row's state is known
 //
 // The CPU engine computes the State of a block itself, in vectors: it centers the block on a state that covers only
 // some of it, and sums the results. InLanes in cpu/detail/row/lanes.h says how for each op.
@@ -19,7 +19,7 @@
 //   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack), callable more than
 //                                        once; packs.typical() is the mean of a quarter of the values (at least 4,
 //                                        if there are 4), packs.count() the Count of all
-//   folds_twice                          whether take() calls fold() more than once
+//   takes_two_passes                     whether take() calls fold() more than once
 //   State gather(State, lanes)           combines the states of all lanes. lanes.sum(v), lanes.max(v) reduce over them,
 //                                        lanes.first(v) is the first lane's v, lanes.total(n) the Count of all values
 //
@@ -51,7 +51,7 @@ namespace detail {
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
-  static constexpr bool folds_twice = true, centers_fast = true;
+  static constexpr bool takes_two_passes = true, cheap_center = true;
 
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
@@ -65,7 +65,7 @@ struct SoftmaxBase {
 template <class C>
 struct SoftmaxOp : detail::SoftmaxBase<C> {
   using State = SoftmaxState<C>;
-  static constexpr bool centers_fast = false;
+  static constexpr bool cheap_center = false;
   struct Result {
     C reference;
     C scale;
@@ -134,7 +134,7 @@ class RowOutput {
 template <class C>
 struct LayerNormOp {
   using State = WelfordState<C>;
-  static constexpr bool folds_twice = false, centers_fast = true;
+  static constexpr bool takes_two_passes = false, cheap_center = true;
   struct Result {
     C mean;
     C mean_low;  // the rounding error of the mean
@@ -172,7 +172,7 @@ struct RmsNormOp {
   struct State {
     C squares = C(0);
   };
-  static constexpr bool folds_twice = false, centers_fast = true;
+  static constexpr bool takes_two_passes = false, cheap_center = true;
   struct Result {
     C rstd;
   };
@@ -203,7 +203,7 @@ struct AsItIsOp {
   struct State {
     C none = C(0);
   };
-  static constexpr bool folds_twice = false, centers_fast = true;
+  static constexpr bool takes_two_passes = false, cheap_center = true;
   struct Result {};
 
   KERNELS_HD void merge(State&, const State&) const {}

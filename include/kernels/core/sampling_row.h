@@ -125,7 +125,8 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   const bool exactly = rules.typical < 1.f || visit.draft.drafted();
   narrow_down(row, s, visit, rules, k, exactly, listed);
   if (listed) {
-    if (row.leads() && choose_listed(row.block(), k, rules, visit, draw.token)) return conclude(Sampled::ok, kAccepted);
+    if (row.is_leader() && choose_listed(row.block(), k, rules, visit, draw.token))
+      return conclude(Sampled::ok, kAccepted);
   } else {
     if (visit.draft.drafted()) {
       uint64_t sums[4];
@@ -168,7 +169,7 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
       row.sync();
     }
   }
-  if (!row.leads()) return;
+  if (!row.is_leader()) return;
   const auto log_prob = [top, right, log_total](uint32_t key) {
     const float x = logit_of(key), most = logit_of(top);
     if (top == kNanKey || key == kNanKey) return logit_of(kNanKey);

@@ -49,7 +49,7 @@ struct Adjust {
 //   find(what, target)     after weigh(): shared().edge becomes the first token, in the order of ids, at which the
 //                          cumulative sum exceeds the target
 //   shared()               data that all threads see
-//   leads(), is_first()    whether this thread is in the block that works between two sync(), or is the first of all
+//   is_leader(), is_first()  whether this thread is in the block that works between two sync(), or is the first of all
 //   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put),
 //                          ranks(n, entries, put)
 
@@ -243,7 +243,7 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
     row.clear_bins();
     row.visit(0, visit);
     row.gather_bins();
-    if (row.leads()) {
+    if (row.is_leader()) {
       auto& block = row.block();
       SampleShared& own = block.shared();
       const uint64_t sum = block.scan(
@@ -266,7 +266,7 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   visit.what = V::listing;
   row.visit(0, visit);
   row.sync();
-  if (row.leads()) {
+  if (row.is_leader()) {
     auto& block = row.block();
     SampleShared& own = block.shared();
     const int n = int(own.listed);

@@ -65,11 +65,11 @@ Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in,
             write_head<1>(out, sink, row, head * dim, dim, values);
         };
         HeadScales<Sink> scales;
-        if constexpr (HeadScales<Sink>::finds) {
-          write(scales.looking(out));
+        if constexpr (HeadScales<Sink>::computes_scales) {
+          write(scales.collecting(out));
           scales.write(out, row, head * dim, dim);
         }
-        write(scales.knowing(out));
+        write(scales.writing(out));
       }
     }
   });

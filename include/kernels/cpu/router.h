@@ -33,7 +33,7 @@ inline void keep_groups(const Router& options, uint32_t* ranks, int experts) {
     uint32_t* const mine = ranks + g * size;
     const int best = best_of(mine, size);
     scores[g] = mine[best];
-    if (!options.by_two()) continue;
+    if (!options.by_top_two()) continue;
     uint32_t second = 0;
     for (int i = 0; i < size; ++i) second = i != best ? greater(second, mine[i]) : second;
     scores[g] = rank_of(value_of_rank(scores[g]) + value_of_rank(second));
@@ -52,10 +52,10 @@ inline void route_token(const Router& options, const float* logits, int experts,
   float largest = -infinity<float>(), sum = 0;
   for (int e = 0; e < experts; ++e) largest = logits[e] > largest ? logits[e] : largest;
   if (options.softmax_of_all()) {
-    for (int e = 0; e < experts; ++e) sum += Router::risen(logits[e], largest);
+    for (int e = 0; e < experts; ++e) sum += Router::shifted_exp(logits[e], largest);
   }
   uint32_t ranks[kMaxExperts];
-  for (int e = 0; e < experts; ++e) ranks[e] = rank_of(options.merit(logits[e], e, largest, sum));
+  for (int e = 0; e < experts; ++e) ranks[e] = rank_of(options.selection_score(logits[e], e, largest, sum));
   keep_groups(options, ranks, experts);
   int chosen[kMaxTopK];
   float scores[kMaxTopK], total = 0, highest = -infinity<float>();
@@ -67,8 +67,8 @@ inline void route_token(const Router& options, const float* logits, int experts,
   }
   if (options.chosen_alone()) {
     float all = 0;
-    for (int i = 0; i < top_k; ++i) all += Router::risen(scores[i], highest);
-    for (int i = 0; i < top_k; ++i) scores[i] = Router::share(Router::risen(scores[i], highest), all);
+    for (int i = 0; i < top_k; ++i) all += Router::shifted_exp(scores[i], highest);
+    for (int i = 0; i < top_k; ++i) scores[i] = Router::normalized(Router::shifted_exp(scores[i], highest), all);
   }
   for (int i = 0; i < top_k; ++i) total += scores[i];
   for (int i = 0; i < top_k; ++i) {

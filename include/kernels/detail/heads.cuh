@@ -94,13 +94,13 @@ struct HeadBody {
         if (writes && lanes.rank() == 0) p.op.write_row(result, token * p.shape.normed + head);
       }
     }
-    if constexpr (HeadScales<typename P::Sink>::finds) {
+    if constexpr (HeadScales<typename P::Sink>::computes_scales) {
       HeadScales<typename P::Sink> scales;
-      put_head(scales.looking(p.sink), values, token, has, column);
+      put_head(scales.collecting(p.sink), values, token, has, column);
       scales.gather(lanes);
       if (!writes) return;
       if (lanes.rank() == 0) scales.write(p.sink, token, int64_t(head) * dim, dim);
-      put_head(scales.knowing(p.sink), values, token, has, column);
+      put_head(scales.writing(p.sink), values, token, has, column);
     } else if (writes) {
       put_head(p.sink, values, token, has, column);
     }

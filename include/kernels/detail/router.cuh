@@ -53,7 +53,7 @@ struct RouteBody {
     if (options.softmax_of_all()) {
       KERNELS_UNROLL
       for (int j = 0; j < kEach; ++j) {
-        if (lane + 32 * j < p.experts) sum += Router::risen(logits[j], largest);
+        if (lane + 32 * j < p.experts) sum += Router::shifted_exp(logits[j], largest);
       }
       sum = lanes.sum(sum);
     }
@@ -61,7 +61,7 @@ struct RouteBody {
     KERNELS_UNROLL
     for (int j = 0; j < kEach; ++j) {
       const int expert = lane + 32 * j;
-      ranks[j] = expert < p.experts ? rank_of(options.merit(logits[j], expert, largest, sum)) : 0;
+      ranks[j] = expert < p.experts ? rank_of(options.selection_score(logits[j], expert, largest, sum)) : 0;
     }
     if (options.group_count() > 1) keep_groups(p, ranks);
 
@@ -90,8 +90,8 @@ struct RouteBody {
     float score = mine ? options.score(logit, largest, sum) : 0.f;
     if (options.chosen_alone()) {
       const float highest = (lanes.max)(mine && score > -infinity<float>() ? score : -infinity<float>());
-      const float part = mine ? Router::risen(score, highest) : 0.f;
-      score = Router::share(part, lanes.sum(part));
+      const float part = mine ? Router::shifted_exp(score, highest) : 0.f;
+      score = Router::normalized(part, lanes.sum(part));
     }
     const float total = options.renormalizes() ? lanes.sum(score) : 1.f;
     if (!mine) return;
@@ -130,7 +130,7 @@ struct RouteBody {
         first = greater(first, ranks[j]);
       }
       uint32_t score = __reduce_max_sync(kAll, first);
-      if (p.options.by_two()) {
+      if (p.options.by_top_two()) {
         const bool owner = lane == best_lane(first);
         score = rank_of(value_of_rank(score) + value_of_rank(__reduce_max_sync(kAll, owner ? second : first)));
       }

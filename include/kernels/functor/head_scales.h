@@ -1,8 +1,8 @@
 // Per-head scales, which norm_heads() computes: how it shows the sinks of a row a head's values before they write them.
 //
 // Any sink end that quantizes groups of columns, with a head as a group, takes part; of qkv() each of the three, behind
-// its own maps and rope. A head's values pass through the same functors twice: first to an end that only looks at them,
-// then to one that knows the scale.
+// its own maps and rope. A head's values pass through the same functors twice: first to an end that only collects their
+// state, then to one that knows the scale.
 #pragma once
 
 #include "../core/row_call.h"
@@ -18,16 +18,16 @@ class Qkv;
 namespace detail {
 
 // Ignores everything.
-struct LeaveOut : Functor {
+struct DiscardHead : Functor {
   static constexpr Role role = Role::sink;
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>&, int64_t, int64_t) const {}
 };
 template <class State>
-struct LookAtHead : Functor {
+struct CollectHead : Functor {
   static constexpr Role role = Role::sink;
   State* state;
-  KERNELS_HD explicit LookAtHead(State* s) : state(s) {}
+  KERNELS_HD explicit CollectHead(State* s) : state(s) {}
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t, int64_t col) const {
     state->take(v, col);
@@ -47,16 +47,17 @@ struct WriteHead : Functor {
 
 // The state of a head for each end of a sink; for all ends but the head's own it stays empty.
 //
-//   finds, right     whether any end computes scales; whether norm_heads() supports those
-//   looking(sink)    the sink with ends that look
-//   knowing(sink)    the sink with ends that write
-//   gather(lanes)    combines the states of the lanes
-//   write(...)       writes the scale of the head that begins at a column
+//   computes_scales    whether any end computes scales
+//   supported          whether norm_heads() supports those
+//   collecting(sink)   the sink with ends that collect the head's state
+//   writing(sink)      the sink with ends that write
+//   gather(lanes)      combines the states of the lanes
+//   write(...)         writes the scale of the head that begins at a column
 template <class S, bool = SinksGroups<S>::value>
 struct HeadScales {
-  static constexpr bool finds = false, right = !is_row_sink<S>;
-  KERNELS_HD LeaveOut looking(const S&) { return {}; }
-  KERNELS_HD const S& knowing(const S& sink) const { return sink; }
+  static constexpr bool computes_scales = false, supported = !is_row_sink<S>;
+  KERNELS_HD DiscardHead collecting(const S&) { return {}; }
+  KERNELS_HD const S& writing(const S& sink) const { return sink; }
   template <class Lanes>
   KERNELS_HD void gather(const Lanes&) {}
   KERNELS_HD void write(const S&, int64_t, int64_t, int64_t) const {}
@@ -66,10 +67,10 @@ struct HeadScales {
 template <class S>
 struct HeadScales<S, true> {
   // Packs of a head may not fill whole words of 4-bit codes, so those are not supported.
-  static constexpr bool finds = true, right = narrowest_of<S>() == 1;
+  static constexpr bool computes_scales = true, supported = narrowest_of<S>() == 1;
   typename S::State state{};
-  KERNELS_HD LookAtHead<typename S::State> looking(const S&) { return LookAtHead<typename S::State>(&state); }
-  KERNELS_HD WriteHead<S> knowing(const S& sink) const { return {sink, state.finish()}; }
+  KERNELS_HD CollectHead<typename S::State> collecting(const S&) { return CollectHead<typename S::State>(&state); }
+  KERNELS_HD WriteHead<S> writing(const S& sink) const { return {sink, state.finish()}; }
   template <class Lanes>
   KERNELS_HD void gather(const Lanes& lanes) {
     state.largest = (lanes.max)(state.largest);
@@ -87,17 +88,17 @@ struct HeadScales<S, true> {
 template <class S>
 struct ScalesBehind {
   HeadScales<S> behind;
-  static constexpr bool finds = HeadScales<S>::finds, right = HeadScales<S>::right;
+  static constexpr bool computes_scales = HeadScales<S>::computes_scales, supported = HeadScales<S>::supported;
   template <class Sink>
-  KERNELS_HD auto looking(const Sink& sink) {
-    if constexpr (finds)
-      return sink.with(without_effects(sink.map()), behind.looking(sink.end()));
+  KERNELS_HD auto collecting(const Sink& sink) {
+    if constexpr (computes_scales)
+      return sink.with(without_effects(sink.map()), behind.collecting(sink.end()));
     else
-      return LeaveOut{};
+      return DiscardHead{};
   }
   template <class Sink>
-  KERNELS_HD auto knowing(const Sink& sink) const {
-    return sink.with(sink.map(), behind.knowing(sink.end()));
+  KERNELS_HD auto writing(const Sink& sink) const {
+    return sink.with(sink.map(), behind.writing(sink.end()));
   }
   template <class Lanes>
   KERNELS_HD void gather(const Lanes& lanes) {
@@ -123,13 +124,14 @@ struct HeadScales<Qkv<Q, K, V>, false> {
   HeadScales<Q> q;
   HeadScales<K> k;
   HeadScales<V> v;
-  static constexpr bool finds = HeadScales<Q>::finds || HeadScales<K>::finds || HeadScales<V>::finds,
-                        right = HeadScales<Q>::right && HeadScales<K>::right && HeadScales<V>::right;
-  KERNELS_HD auto looking(const Sink& sink) {
-    return sink.with(q.looking(sink.q()), k.looking(sink.k()), v.looking(sink.v()));
+  static constexpr bool computes_scales = HeadScales<Q>::computes_scales || HeadScales<K>::computes_scales ||
+                                          HeadScales<V>::computes_scales,
+                        supported = HeadScales<Q>::supported && HeadScales<K>::supported && HeadScales<V>::supported;
+  KERNELS_HD auto collecting(const Sink& sink) {
+    return sink.with(q.collecting(sink.q()), k.collecting(sink.k()), v.collecting(sink.v()));
   }
-  KERNELS_HD auto knowing(const Sink& sink) const {
-    return sink.with(q.knowing(sink.q()), k.knowing(sink.k()), v.knowing(sink.v()));
+  KERNELS_HD auto writing(const Sink& sink) const {
+    return sink.with(q.writing(sink.q()), k.writing(sink.k()), v.writing(sink.v()));
   }
   template <class Lanes>
   KERNELS_HD void gather(const Lanes& lanes) {

@@ -86,7 +86,7 @@ class SampleRow {
 
   SampleShared& shared() { return room_.shared; }
   SampleBlock& block() { return block_; }
-  bool leads() const { return true; }
+  bool is_leader() const { return true; }
   bool is_first() const { return true; }
   void sync() const {}
 

@@ -61,7 +61,7 @@ __device__ __forceinline__ void take_held(const P& p, const Fetched<typename P::
                                           Pack<typename P::C, N> (&values)[K], Edge<P, kEnds>& edge, int64_t row,
                                           const Place<K, kCount>& place, typename P::Op::State& running) {
   // With ops that read values twice, one run of a single pack at a time takes fewer registers.
-  if constexpr (kCount > 0 || P::Op::folds_twice) {
+  if constexpr (kCount > 0 || P::Op::takes_two_passes) {
     place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
   } else {
     place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
@@ -85,7 +85,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   if (repeatable<typename P::Source> || writes) take_held<N>(p, fetched, values, edge, row, place, running);
   // Expensive centering is done while other threads are still loading, on the thread's running state; cheap centering
   // later, on the row's state, which is the better one.
-  constexpr bool late = P::Op::centers_fast;
+  constexpr bool late = P::Op::cheap_center;
   KERNELS_UNROLL
   for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
   if constexpr (!late) edge.center(p, running);
@@ -266,7 +266,7 @@ struct StreamBody {
   using Source = typename P::Source;
   using Kept = Fetched<Source, N>;
   static constexpr int registers = registers_for<P, N, K>(
-      P::Op::folds_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::folds_twice ? 8 : 16 : 0));
+      P::Op::takes_two_passes ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::takes_two_passes ? 8 : 16 : 0));
   static constexpr int max_threads = threads_for(registers);
   struct Params : Phase<kEnds> {
     P problem;

@@ -65,7 +65,7 @@ class RowPlanner {
   }
   // The same with more loads in flight: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
-                               (!Problem::Op::folds_twice || 2 * packs(wide) * wide * scale <= 32);
+                               (!Problem::Op::takes_two_passes || 2 * packs(wide) * wide * scale <= 32);
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
   // With ends: packs of at most 8 elements, as each remaining element needs a lane of its warp; the number of packs as
   // above.
@@ -266,7 +266,7 @@ class RowPlanner {
       policy.residency = Residency::registers;
     }
     const int most = max_block(plan.pack, policy.residency, plan.ends);
-    const int64_t each = Problem::Op::folds_twice                 ? row.packs
+    const int64_t each = Problem::Op::takes_two_passes            ? row.packs
                          : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce)
                                                                   : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));

@@ -56,8 +56,9 @@ struct SampleBody {
       }
       if (few > 0 && p.rows <= clusters && takes_listed(p, row)) {
         SampleRoom& room = room_of_block();
-        unsigned char* const behind = reinterpret_cast<unsigned char*>(&room) + kBehindListed<kListed>;
-        const LargestOfRow<P, N, kListed> largest(p, row, room, *reinterpret_cast<LargestRoom*>(behind), rank, blocks);
+        unsigned char* const after_listed = reinterpret_cast<unsigned char*>(&room) + kBehindListed<kListed>;
+        const LargestOfRow<P, N, kListed> largest(p, row, room, *reinterpret_cast<LargestRoom*>(after_listed), rank,
+                                                  blocks);
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block processes the whole row alone

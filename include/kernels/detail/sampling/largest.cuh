@@ -13,8 +13,8 @@ namespace detail {
 struct LargestRoom {
   static constexpr int kParts = 8, kItems = kFew, kMostBlocks = 16;
   uint64_t arrived;            // an mbarrier
-  uint64_t said[kMostBlocks];  // by each block: the key from which on it has sent all its tokens, and their number
-  uint64_t sent[kFew];         // entry i of block b is at i * blocks + b
+  uint64_t summary[kMostBlocks];  // by each block: the key from which on it has sent all its tokens, and their number
+  uint64_t entries[kFew];         // entry i of block b is at i * blocks + b
   float greatest[kParts][kSampleThreads];
   uint32_t item[kItems];       // thread + kSampleThreads * part
   uint32_t items;
@@ -66,12 +66,12 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     const int lane = threadIdx.x;
     uint64_t entry = uint64_t(top) << 32 | room_.top;
     if (blocks_ > 1) {
-      if (lane == 0) send(largest_.said[rank_], entry), announce(1);
+      if (lane == 0) send(largest_.summary[rank_], entry), arrive_expect(1);
       if (rank_ > 0) return;
     }
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
-      entry = first_of_warp(largest_.said[lesser(lane, blocks_ - 1)]);
+      entry = first_of_warp(largest_.summary[lesser(lane, blocks_ - 1)]);
     }
     conclude(first_of_entry(entry), entry);
   }
@@ -89,7 +89,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
     __syncthreads();
     const Listed own = listed_here(parts, from);
     if (blocks_ > 1) {
-      tell(own);
+      send_listed(own);
       if (rank_ > 0) return true;
     }
     return draw_from(k, own);
@@ -104,7 +104,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
 
   // What a block lists: all its tokens from a key on, and their number.
   struct Listed {
-    uint64_t said;
+    uint64_t summary;
     int count;
   };
 
@@ -182,29 +182,29 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
             count};
   }
   // Sends what this block has listed to the first block.
-  __device__ __forceinline__ void tell(const Listed& own) const {
+  __device__ __forceinline__ void send_listed(const Listed& own) const {
     arch::cluster_wait();
-    const int thread = int(threadIdx.x), sent = lesser(own.count, kFew >> log_blocks());
-    if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], room_.shared.entries[thread]);
-    if (thread == 0) send(largest_.said[rank_], own.said), announce(1 + sent);
+    const int thread = int(threadIdx.x), count = lesser(own.count, kFew >> log_blocks());
+    if (thread < count) send(largest_.entries[thread * blocks_ + rank_], room_.shared.entries[thread]);
+    if (thread == 0) send(largest_.summary[rank_], own.summary), arrive_expect(1 + count);
   }
   // In the first block: draws from what all blocks have listed.
   __device__ __forceinline__ bool draw_from(int k, const Listed& own) const {
     SampleShared& s = room_.shared;
     const int thread = int(threadIdx.x), lane = thread & 31, listed = own.count;
-    uint64_t all_said = own.said;
+    uint64_t summaries = own.summary;
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
-      all_said = largest_.said[lesser(lane, blocks_ - 1)];
+      summaries = largest_.summary[lesser(lane, blocks_ - 1)];
     }
-    const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)),
-                   most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
+    const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(summaries >> 32)),
+                   most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(summaries));
     if (most_of_one == kTooMany) return false;
     // Every thread takes one or two entries.
     const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
     const auto entry = [&](int at) {
       if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
-      return uint32_t(at >> log_blocks()) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
+      return uint32_t(at >> log_blocks()) < uint32_t(largest_.summary[at & (blocks_ - 1)]) ? largest_.entries[at] : 0;
     };
     const uint64_t a = entry(thread), b = two ? entry(thread + kSampleThreads) : 0;
     const uint32_t first = first_of_entry(a), second = first_of_entry(b);
@@ -275,7 +275,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N, kListed> {
   __device__ __forceinline__ void send(const uint64_t& to, uint64_t value) const {
     arch::store_async(arch::remote_address(&to, 0), value, arch::remote_address(&largest_.arrived, 0));
   }
-  __device__ __forceinline__ void announce(int numbers) const {
+  __device__ __forceinline__ void arrive_expect(int numbers) const {
     arch::mbarrier_arrive_expect_there(arch::remote_address(&largest_.arrived, 0), numbers * int(sizeof(uint64_t)));
   }
   __device__ __forceinline__ void conclude(uint32_t top, uint64_t entry) const {

@@ -190,7 +190,7 @@ class SampleRow : public SampleRanges<Source, N> {
   }
 
   __device__ __forceinline__ SampleBlock& block() { return block_; }
-  __device__ __forceinline__ bool leads() const { return rank_ == 0; }
+  __device__ __forceinline__ bool is_leader() const { return rank_ == 0; }
 
   __device__ __forceinline__ uint32_t look(int want, uint32_t& floor) {
     if (adjusted_) {
@@ -263,7 +263,7 @@ class SampleRow : public SampleRanges<Source, N> {
   // Adds up the bins of all blocks in the first block.
   __device__ __forceinline__ void gather_bins() const {
     sync();
-    if (blocks_ == 1 || !leads()) return;
+    if (blocks_ == 1 || !is_leader()) return;
     block_.each(kBins, [this](int i) {
       for (int block = 1; block < blocks_; ++block) {
         const SampleShared* const other = arch::in_block(&room_.shared, unsigned(block));

@@ -72,7 +72,7 @@ struct RowProblem {
   using C = compute_type<Source>;
   static constexpr bool row_sink = is_row_sink<SinkEnd<Sink>>;
   static constexpr bool direct = IsDirectLoad<Source>::value;
-  static constexpr bool reads_again = direct && Op::centers_fast && !row_sink;
+  static constexpr bool reads_again = direct && Op::cheap_center && !row_sink;
   static constexpr int block = kBlockBytes / int(sizeof(C));
   static constexpr int64_t cached = kCachedBytes / int(sizeof(C));
 
@@ -205,7 +205,7 @@ class RowEngine {
         Register<C> sums[kStreams][Lanes::kSums] = {};
         each_vector(lesser(kChain, count - begin), [&](auto stream, int i, auto n) KERNELS_INLINE {
           const Vector value = vector_at(read, begin + i, n, neutral), x = p_.op.center(value, s);
-          keep(begin + i, Op::centers_fast ? value : x);
+          keep(begin + i, Op::cheap_center ? value : x);
           Lanes::add(sums[stream()], x);
         });
         for (int k = 0; k < Lanes::kSums; ++k)
@@ -292,7 +292,7 @@ class RowEngine {
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
             const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
-              if constexpr (P::direct || !Op::centers_fast) put_pack(block + i, x);  // otherwise it is there already
+              if constexpr (P::direct || !Op::cheap_center) put_pack(block + i, x);  // otherwise it is there already
             };
             State& state = states[r * blocks + begin / P::block];
             state = reduce_block(row + r, begin, count, block, keep);
@@ -300,7 +300,7 @@ class RowEngine {
           });
           const auto result = finish_row(all, row + r);
           for (int b = r * blocks; b < (r + 1) * blocks; ++b) {
-            if (Op::centers_fast) states[b] = all;
+            if (Op::cheap_center) states[b] = all;
             linears[b] = p_.op.linear(states[b], result);
           }
         } else {
@@ -315,7 +315,7 @@ class RowEngine {
           return [from = kept(r), at = row + r, map = map_, op = p_.op, state = states[b], linear = linears[b]](
                      auto width, int64_t col) KERNELS_INLINE {
             const auto value = pack_at<width()>(from + col);
-            return mapped(map, linear(Op::centers_fast ? op.center(value, state) : value), at, col);
+            return mapped(map, linear(Op::cheap_center ? op.center(value, state) : value), at, col);
           };
         } else {
           return read_again(map_, row + r, states[r], linears[r]);
