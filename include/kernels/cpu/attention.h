@@ -49,7 +49,7 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
     KERNELS_TRY(host::check_lengths(kv, shape).in("attention"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("attention"));
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
-    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.team());
+    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).unsplit(cx.team());
     return {};
   }
 }

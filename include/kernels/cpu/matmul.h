@@ -31,7 +31,7 @@ namespace host {
 // weights can be read. On an EPYC with AVX-512, one thread, 14336 x 4096 read from memory: 5 tokens take 8.5 ms in
 // tiles and 10.3 as few, 8 tokens 9.1 and 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1.
 template <class X, class W>
-constexpr int kFewTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens : kMostTokens;
+constexpr int kMostGemvTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens : kMostTokens;
 
 // Only the CPU can check the offsets, as the host does not see those of the GPU.
 inline Status check_offsets(const Groups& groups, int64_t rows) {
@@ -67,7 +67,7 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
     if constexpr (::kernels::detail::by_token<W>)
       return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups")
                               : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
-    else if (shape.m <= ::kernels::detail::host::kFewTokens<X, W> && !groups.several() && !policy.batch_invariant)
+    else if (shape.m <= ::kernels::detail::host::kMostGemvTokens<X, W> && !groups.several() && !policy.batch_invariant)
       return ::kernels::detail::host::gemv(cx, x, w, out, shape);
     else return ::kernels::detail::host::gemm(cx, x, w, out, shape, groups);
   }

@@ -86,7 +86,7 @@ class AttentionRun {
   }
 
   // Each item is a tile of rows with all of its keys. The last queries see the most keys, so they come first.
-  void whole(const Team& all_threads) const {
+  void unsplit(const Team& all_threads) const {
     const Team team = with_work(all_threads);
     const int64_t heads = heads_per_item(c_.shape.batch * tiles_, team.threads),
                   groups = (c_.shape.kv_heads + heads - 1) / heads;

@@ -325,10 +325,10 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
                  const F& f) const {
     const Ahead last = next.ahead(0, heads_ * lesser(kBlockKeys, more), next_cols, cols);
     for (int first = 0; first < keys; first += kBlockKeys) {
-      const int behind = first + kBlockKeys, count = lesser(kBlockKeys, keys - first);
+      const int next_first = first + kBlockKeys, count = lesser(kBlockKeys, keys - first);
       Ahead ahead = last;
-      if (behind < keys)
-        ahead = runs.ahead(heads_ * behind, heads_ * lesser(behind + kBlockKeys, keys), cols, cols);
+      if (next_first < keys)
+        ahead = runs.ahead(heads_ * next_first, heads_ * lesser(next_first + kBlockKeys, keys), cols, cols);
       for (int head = 0; head < heads_; ++head) f(head, first, count, ahead.from(head * count));
     }
   }
@@ -358,7 +358,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   template <int kKeys, int kTokens, class Codes>
   void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
     // If a key's prefetch is long, it is spread over the products.
-    constexpr bool kSpread = kKeys * Place<Codes>::bits >= 128;
+    constexpr bool kSpread = kKeys * Addressable<Codes>::bits >= 128;
     [[maybe_unused]] const int64_t each = dim_ / kKeys;
     for (int key = 0; key < keys; key += kKeys) {
       Register<float> lanes[kKeys * kTokens];

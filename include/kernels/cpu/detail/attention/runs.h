@@ -61,7 +61,7 @@ auto values_at(const KvCache<K, V, Where>& kv, int64_t b, int64_t pos) {
 template <class Run>
 class GatheredRuns {
   using Codes = typename Run::Codes;
-  static constexpr bool kHasPlaces = Place<Codes>::bits > 0;
+  static constexpr bool kAddressable = Addressable<Codes>::bits > 0;
 
  public:
   // keys: the most in a tile.
@@ -93,20 +93,21 @@ class GatheredRuns {
   const float* scales(int head) const { return scales_ + head * keys_; }
   // Prefetches rows [first, last) of `cols` columns, for all heads, while other rows of `others` columns are processed.
   Ahead ahead(int first, int last, int64_t cols, int64_t others) const {
-    const int bytes = int(cols * Place<Codes>::bits / 8);
-    return {places_ + first, kHasPlaces ? last - first : 0, 0, bytes, int((int64_t(bytes) << 16) / others)};
+    const int bytes = int(cols * Addressable<Codes>::bits / 8);
+    return {addresses_ + first, kAddressable ? last - first : 0, 0, bytes, int((int64_t(bytes) << 16) / others)};
   }
 
  private:
   using Row = RowAt<Codes>;
   KERNELS_INLINE void put(int head, int i, const Run& run, int64_t row) {
     new (rows_.at(i * heads_ + head)) Row(run.codes, row);
-    if constexpr (kHasPlaces) {
-      const char** const place = places_ + i * heads_ + head;
-      *place = Place<Codes>::of(run.codes, row, 0);
-      const bool known = (head > 0 && in_one_page(*place, place[-1])) || (i > 0 && in_one_page(*place, place[-heads_]));
+    if constexpr (kAddressable) {
+      const char** const address = addresses_ + i * heads_ + head;
+      *address = Addressable<Codes>::of(run.codes, row, 0);
+      const bool known =
+          (head > 0 && in_one_page(*address, address[-1])) || (i > 0 && in_one_page(*address, address[-heads_]));
       // If a view's runs end at different positions for each head, some rows are put more than once.
-      if (!known && page_count_ < kMostTileKeys) pages_[page_count_++] = *place;
+      if (!known && page_count_ < kMostTileKeys) pages_[page_count_++] = *address;
     }
     if constexpr (Run::scaled) scales_[head * keys_ + i] = run.scale(row);
   }
@@ -125,7 +126,7 @@ class GatheredRuns {
 
   int heads_, keys_;
   Room<Row, kMostTileKeys> rows_;
-  const char* places_[kMostTileKeys];
+  const char* addresses_[kMostTileKeys];
   const char* pages_[kMostTileKeys];
   int page_count_ = 0;
   float scales_[kMostTileKeys];

@@ -68,16 +68,16 @@ constexpr int rows_at_once(int rows, int tokens) {
 template <int kCols, int kRows, class M>
 KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kRows], int64_t next_row,
                                           const Stretch& at, int64_t col) {
-  constexpr int bits = Place<M>::bits;
+  constexpr int bits = Addressable<M>::bits;
   // Weights of 32 bits and more are prefetched by the hardware, as their rows are long.
   if constexpr (bits > 0 && bits < 32) {
     // The prefetch has the same distance from the current position in every row.
     constexpr int64_t ahead_cols = kAheadBytes * 8 / bits;
     const int64_t ahead = col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
     const int64_t distance =
-        Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - Place<M>::of(w, row_of[0], col);
+        Addressable<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - Addressable<M>::of(w, row_of[0], col);
     unrolled<kRows>([&](auto r) KERNELS_INLINE {
-      const char* const p = Place<M>::of(w, row_of[r()], col) + distance;
+      const char* const p = Addressable<M>::of(w, row_of[r()], col) + distance;
       unrolled<(kCols * bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
         prefetch_lines(p + line() * kLineBytes, p + line() * kLineBytes + 1);
       });
@@ -460,7 +460,7 @@ class Gemv {
     int64_t rows = 1;
     in_matrix(w, row, [&](const auto& matrix, int64_t at) {
       using Of = MatrixOf<std::decay_t<decltype(matrix)>>;
-      using In = Place<typename Of::type>;
+      using In = Addressable<typename Of::type>;
       if constexpr (In::bits > 0 && In::bits < 32) {
         const int64_t bytes = In::of(Of::of(matrix), Of::row(matrix, at + 1), 0) -
                               In::of(Of::of(matrix), Of::row(matrix, at), 0);

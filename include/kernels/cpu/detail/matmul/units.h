@@ -189,30 +189,30 @@ struct MatrixOf<TwoLines<S>> {
   }
 };
 
-// The address of weights, if they are in plain memory, and their bits.
+// Weights in plain memory: their bits, and the address of one.
 template <class W>
-struct Place {
+struct Addressable {
   static constexpr int bits = 0;
 };
 template <class T, class C>
-struct Place<DirectLoad<T, C>> {
+struct Addressable<DirectLoad<T, C>> {
   static constexpr int bits = 8 * int(sizeof(T));
   static KERNELS_INLINE const char* of(const DirectLoad<T, C>& w, int64_t row, int64_t col) {
     return reinterpret_cast<const char*>(w.at(row, col));
   }
 };
 template <class Format>
-struct Place<Words<Format>> {
+struct Addressable<Words<Format>> {
   static constexpr int bits = 4;
   static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) {
     return reinterpret_cast<const char*>(w.at(row) + (col >> 3));
   }
 };
 template <class Codes, class S>
-struct Place<Dequant<Codes, S>> {
-  static constexpr int bits = Place<Codes>::bits;
+struct Addressable<Dequant<Codes, S>> {
+  static constexpr int bits = Addressable<Codes>::bits;
   static KERNELS_INLINE const char* of(const Dequant<Codes, S>& w, int64_t row, int64_t col) {
-    return Place<Codes>::of(w.codes(), row, col);
+    return Addressable<Codes>::of(w.codes(), row, col);
   }
 };
 
