@@ -32,7 +32,7 @@ class DecodeRing {
     static_assert(!scaled, "fill() forgets where scales go");
     int count = 0;
     KERNELS_ROLLED
-    for (; count < kFirst && next_ready(); ++count) bring<true>();
+    for (; count < kFirst && next_ready(); ++count) load<true>();
     return count;
   }
   // Starts the pipeline, except for the steps that fill_ready() has copied.
@@ -42,24 +42,24 @@ class DecodeRing {
       for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     }
     KERNELS_ROLLED
-    for (int i = already; i < kFirst; ++i) bring<true>();
+    for (int i = already; i < kFirst; ++i) load<true>();
   }
   // Issues the copies of the next step, if there is one.
-  __device__ __forceinline__ void bring() { bring<false>(); }
+  __device__ __forceinline__ void load() { load<false>(); }
 
  private:
-  // Whether a step's addresses are looked up one call of bring() ahead of its copies, so that these do not wait for a
+  // Whether a step's addresses are looked up one call of load() ahead of its copies, so that these do not wait for a
   // page table. Then the first call only looks up addresses. Not for user-defined views, of which nothing is known.
-  static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
-                        kFoundAhead = kInOneRun || kInPages;
-  // Calls of bring() that fill all stages but one. With kFoundAhead the first of them copies nothing.
-  static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;
+  static constexpr bool kConstantStride = constant_stride<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
+                        kLooksAhead = kConstantStride || kInPages;
+  // Calls of load() that fill all stages but one. With kLooksAhead the first of them copies nothing.
+  static constexpr int kFirst = kLooksAhead ? kStages : kStages - 1;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
-  static_assert(kHeads == 1 || kFoundAhead, "heads lie at equal distances");
-  static __device__ __forceinline__ bool brings_keys() { return Steps::team() == 0; }
-  static __device__ __forceinline__ bool brings_values() { return Steps::team() == Steps::teams - 1; }
-  // Calls of bring() after which scales that were loaded are written to shared memory. It is one less for teams, as the
-  // barrier of a step is ahead of its bring(), so that scales must be in shared memory a call sooner. 0: they are
+  static_assert(kHeads == 1 || kLooksAhead, "heads lie at equal distances");
+  static __device__ __forceinline__ bool loads_keys() { return Steps::team() == 0; }
+  static __device__ __forceinline__ bool loads_values() { return Steps::team() == Steps::teams - 1; }
+  // Calls of load() after which scales that were loaded are written to shared memory. It is one less for teams, as the
+  // barrier of a step is ahead of its load(), so that scales must be in shared memory a call sooner. 0: they are
   // written at the end of the call that loads them.
   static constexpr int kScaleSteps = kStages - (Steps::teams > 1 ? 2 : 1);
   static constexpr int kScalesAhead = kScaleSteps > 4 ? 4 : kScaleSteps > 1 ? kScaleSteps : 1;
@@ -85,41 +85,45 @@ class DecodeRing {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
-  // Whether all keys of the next bring() are old.
+  // Whether all keys of the next load() are old.
   __device__ __forceinline__ bool next_ready() const {
     return there_ == 0 || int64_t(steps_.first) + there_ <= p_.options.ready_keys(p_.kv.length(next_.b));
   }
 
-  // kOnce: for code that runs once, which must be short, as it misses the instruction cache.
-  template <bool kOnce>
-  __device__ __forceinline__ void bring() {
+  // kCold: for code that runs once, which must be short, as it misses the instruction cache.
+  template <bool kCold>
+  __device__ __forceinline__ void load() {
     if constexpr (scaled) keep_scales();
-    if constexpr (!kFoundAhead) find();
+    if constexpr (!kLooksAhead) find();
     if (there_ > 0) {
-      if constexpr (scaled) scale_slots_[0] = brings_keys() ? bring_ : -1;
-      if (!kOnce && all_there()) copy<kOnce, true>();
-      else copy<kOnce, false>();
+      if constexpr (scaled) scale_slots_[0] = loads_keys() ? load_slot_ : -1;
+      if (!kCold && all_there())
+        copy<kCold, true>();
+      else
+        copy<kCold, false>();
     }
     arch::copy_async_commit();
-    bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
-    if constexpr (kFoundAhead) find();
+    load_slot_ = load_slot_ + 1 == kStages ? 0 : load_slot_ + 1;
+    if constexpr (kLooksAhead) find();
     if constexpr (scaled && kScaleSteps == 0) keep_scales();
   }
   // Whether the next step has all rows and columns of a slot, and the keys of each tile are contiguous.
   __device__ __forceinline__ bool all_there() const {
-    return there_ == kKeyTiles * kDecodeKeys && by_tile_ && Keys::bytes_of(p_.dim) == Keys::kHeadBytes &&
+    return there_ == kKeyTiles * kDecodeKeys && tiles_contiguous_ && Keys::bytes_of(p_.dim) == Keys::kHeadBytes &&
            Values::bytes_of(p_.v_dim) == Values::kHeadBytes;
   }
-  template <bool kOnce, bool kAll>
+  template <bool kCold, bool kAll>
   __device__ __forceinline__ void copy() {
-    const uint32_t to = at(bring_);
+    const uint32_t to = at(load_slot_);
     Found found;
-    if constexpr (kInOneRun) found = find_tile(0, steps_.first);
+    if constexpr (kConstantStride) found = find_tile(0, steps_.first);
     KERNELS_UNROLL
     for (int tile = 0; tile < kKeyTiles; ++tile) {
       const int rows = there_ - tile * kDecodeKeys;
-      if constexpr (kInPages) found = find_tile(page_[tile], place_[tile]);
-      else if constexpr (!kInOneRun) found = find_tile_of_view(tile);
+      if constexpr (kInPages)
+        found = find_tile(page_[tile], page_offset_[tile]);
+      else if constexpr (!kConstantStride)
+        found = find_tile_of_view(tile);
       if constexpr (scaled) {
         KERNELS_UNROLL
         for (int i = 0; i < kHeads; ++i) {
@@ -127,13 +131,13 @@ class DecodeRing {
           if (kAll || lane() % kDecodeKeys < rows)
             scales_[0][tile * kHeads + i] =
                 of_values(i) ? Values::scale_bits(found.scales[i]) : Keys::scale_bits(found.scales[i]);
-          if constexpr (kInOneRun) found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
+          if constexpr (kConstantStride) found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
         }
       }
-      if (brings_keys())
-        copy_tile<kOnce, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
-      if (brings_values())
-        copy_tile<kOnce, kAll, Values>(to + kKeysBytes + tile * Values::kBytes, found.value, values_,
+      if (loads_keys())
+        copy_tile<kCold, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
+      if (loads_values())
+        copy_tile<kCold, kAll, Values>(to + kKeysBytes + tile * Values::kBytes, found.value, values_,
                                        Values::bytes_of(p_.v_dim), rows);
     }
   }
@@ -142,14 +146,14 @@ class DecodeRing {
   struct Found {
     const char *key, *value, *scales[kHeads];
   };
-  __device__ __forceinline__ Found find_tile(int32_t page, uint32_t place) const {
+  __device__ __forceinline__ Found find_tile(int32_t page, uint32_t offset) const {
     Found found;
-    found.key = keys_.at(page, place), found.value = values_.at(page, place);
+    found.key = keys_.at(page, offset), found.value = values_.at(page, offset);
     if constexpr (scaled) {
       KERNELS_UNROLL
       for (int i = 0; i < kHeads; ++i) {
-        found.scales[i] = lane_scales_[i].at(page, place);
-        if (kInPages && !by_tile_) found.scales[i] -= lane() % kDecodeKeys * lane_scales_[i].distance;
+        found.scales[i] = lane_scales_[i].at(page, offset);
+        if (kInPages && !tiles_contiguous_) found.scales[i] -= lane() % kDecodeKeys * lane_scales_[i].distance;
       }
     }
     return found;
@@ -164,16 +168,16 @@ class DecodeRing {
     };
     find_row(key.codes, Keys::lane_row(), found.key, keys_);
     find_row(value.codes, Values::lane_row(), found.value, values_);
-    if constexpr (scaled) found.scales[0] = lane_scale(0, key, value, by_tile_ ? lane() % kDecodeKeys : 0);
+    if constexpr (scaled) found.scales[0] = lane_scale(0, key, value, tiles_contiguous_ ? lane() % kDecodeKeys : 0);
     return found;
   }
   // Copies a tile. from: the first row that the lane copies from, which then advances to the next tile; or the lane's
   // own row, if the keys of the tile are not contiguous.
-  template <bool kOnce, bool kAll, class Side>
+  template <bool kCold, bool kAll, class Side>
   __device__ __forceinline__ void copy_tile(uint32_t to, const char*& from, const Lines& lines, int bytes,
                                             int rows) const {
-    if (kInOneRun || kAll || by_tile_) {
-      Side::template copy<kOnce, kAll>(to, bytes, rows, [&](int) {
+    if (kConstantStride || kAll || tiles_contiguous_) {
+      Side::template copy<kCold, kAll>(to, bytes, rows, [&](int) {
         const char* const row = from;
         from += Side::kRows * lines.distance;
         return row;
@@ -181,11 +185,11 @@ class DecodeRing {
     } else {
       const int64_t heads = kHeads == 1 ? 0 : Side::lane_head() * lines.head;
       from -= Side::lane_row() * lines.distance + heads;
-      Side::template copy<kOnce, false>(to, bytes, rows, [&](int row) { return of_lane(from, row) + heads; });
+      Side::template copy<kCold, false>(to, bytes, rows, [&](int row) { return of_lane(from, row) + heads; });
     }
   }
   __device__ __forceinline__ uint32_t key_of(int tile) const {
-    return steps_.first + lesser(tile * kDecodeKeys + (by_tile_ ? 0 : lane() % kDecodeKeys), there_ - 1);
+    return steps_.first + lesser(tile * kDecodeKeys + (tiles_contiguous_ ? 0 : lane() % kDecodeKeys), there_ - 1);
   }
 
   // Finds the warp's next keys and values.
@@ -198,17 +202,18 @@ class DecodeRing {
         }
         steps_.begin(uint32_t(next_.begin));
       } while (!steps_.next(uint32_t(next_.end)));
-      if constexpr (kFoundAhead) find_lines();
+      if constexpr (kLooksAhead) find_lines();
     }
     there_ = int(steps_.count);
     if constexpr (kInPages) {
       look_up_pages();
-    } else if constexpr (!kInOneRun) {
-      by_tile_ = true;
+    } else if constexpr (!kConstantStride) {
+      tiles_contiguous_ = true;
       KERNELS_UNROLL
       for (int tile = 0; tile < kKeyTiles; ++tile)
-        by_tile_ = by_tile_ && lesser(p_.kv.key(next_.b, next_.head, key_of(tile)).count,
-                                      p_.kv.value(next_.b, next_.head, key_of(tile)).count) >= in_tile(tile);
+        tiles_contiguous_ =
+            tiles_contiguous_ && lesser(p_.kv.key(next_.b, next_.head, key_of(tile)).count,
+                                        p_.kv.value(next_.b, next_.head, key_of(tile)).count) >= in_tile(tile);
     }
   }
   __device__ __forceinline__ int in_tile(int tile) const { return lesser(kDecodeKeys, there_ - tile * kDecodeKeys); }
@@ -232,20 +237,20 @@ class DecodeRing {
     }
   }
   // Loads the page table entries of the next tiles, or of each lane's own key if a tile spans several pages. Nothing
-  // uses the loaded values before the next bring().
+  // uses the loaded values before the next load().
   __device__ __forceinline__ void look_up_pages() {
-    by_tile_ = true;
+    tiles_contiguous_ = true;
     const uint32_t size = p_.kv.where().pages.size;
-    uint32_t page = steps_.first / size, place = steps_.first - page * size;
+    uint32_t page = steps_.first / size, offset = steps_.first - page * size;
     KERNELS_UNROLL
     for (int tile = 0; tile < kKeyTiles; ++tile) {
       const int here = in_tile(tile);
-      if (here > 0) look_up_page(tile, page, place);
-      by_tile_ = by_tile_ && place + uint32_t(greater(0, here)) <= size;
-      place += kDecodeKeys;
-      if (place >= size) place -= size, ++page;
+      if (here > 0) look_up_page(tile, page, offset);
+      tiles_contiguous_ = tiles_contiguous_ && offset + uint32_t(greater(0, here)) <= size;
+      offset += kDecodeKeys;
+      if (offset >= size) offset -= size, ++page;
     }
-    if (!by_tile_) {
+    if (!tiles_contiguous_) {
       KERNELS_UNROLL
       for (int tile = 0; tile < kKeyTiles; ++tile) look_up_page(tile, key_of(tile) / size, key_of(tile) % size);
     }
@@ -259,11 +264,11 @@ class DecodeRing {
     __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
-    if (lane() == 0 && brings_keys())
-      arch::copy_async_4(arch::shared_address(&nowhere[Steps::number()][bring_]), entry_of(key / size), 4);
+    if (lane() == 0 && loads_keys())
+      arch::copy_async_4(arch::shared_address(&nowhere[Steps::number()][load_slot_]), entry_of(key / size), 4);
   }
-  __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
-    page_[tile] = *entry_of(page), place_[tile] = place;
+  __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t offset) {
+    page_[tile] = *entry_of(page), page_offset_[tile] = offset;
   }
   __device__ __forceinline__ const int32_t* entry_of(uint32_t page) const {
     const Pages& pages = p_.kv.where().pages;
@@ -305,15 +310,15 @@ class DecodeRing {
   const P& p_;
   float* const kept_;  // where scales are kept in shared memory
   const uint32_t slots_;
-  int bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to copy to next
+  int load_slot_ = kLooksAhead ? kStages - 1 : 0;  // the slot to copy to next
   SpilledToShared<Cursor, Steps::warps * Steps::teams, kShortOfRegisters, 1> ahead_;
   DecodePart next_ = {};
   Steps steps_;
   int there_ = 0;  // keys of the next step
   Lines keys_, values_, lane_scales_[kHeads];
   int32_t page_[kKeyTiles];
-  uint32_t place_[kKeyTiles];  // in the page
-  bool by_tile_ = true;        // whether the keys of each tile are contiguous
+  uint32_t page_offset_[kKeyTiles];  // in the page
+  bool tiles_contiguous_ = true;     // whether the keys of each tile are contiguous
   uint32_t scales_[kScalesAhead][kKeyTiles * kHeads];
   int scale_slots_[kScalesAhead];
 };

@@ -25,7 +25,7 @@ struct DecodePart {
 // distance, and that of this block at `mine`. A block has room for two partial results: of a tile that it continues,
 // and of one that it begins. The block that begins a tile owns the counter of its parts. With a fixed number of splits,
 // each tile has its own places.
-struct DecodePlace {
+struct PartialSlots {
   int64_t counter, mine, first, others;
   int distance, count;
 };
@@ -90,7 +90,7 @@ class DecodeSchedule {
   __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, head_, b_, offset_, next_ - first_); }
 
   // `part` begins `at` units after the block's first unit.
-  __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
+  __device__ __forceinline__ PartialSlots partial_slots(const P& p, const DecodePart& part, int64_t at) const {
     if (p.splits > 0) {
       const int64_t item = (int64_t(part.b) * p.kv_heads + part.head) * p.tiles + part.tile,
                     first = item * p.splits;

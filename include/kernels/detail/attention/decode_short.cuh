@@ -36,12 +36,12 @@ struct ShortDecodeBody {
   static constexpr int kChunks = kDim / 32;  // of 8 columns, to a lane
   static constexpr int kPitch = kDim + 4;    // floats of a row of sums
 
-  static __host__ __device__ constexpr size_t left_bytes(int rows) {
+  static __host__ __device__ constexpr size_t partial_bytes(int rows) {
     return size_t(rows) * kPitch * sizeof(float) + kRows * sizeof(float2);
   }
   // What rows of sums and their states take in shared memory, of all warps and of all blocks of the cluster.
   static size_t shared_bytes(int rows, int cluster) {
-    return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows);
+    return size_t(kWarps + (cluster > 1 ? cluster : 0)) * partial_bytes(rows);
   }
 
   static __device__ __forceinline__ void run(const P& p) {
@@ -55,40 +55,40 @@ struct ShortDecodeBody {
     const int warp = threadIdx.x / 32;
     if (!kEarly) arch::grid_dependency_pass();
 
-    find_rows_and_keys(p, part);
+    compute_rows_and_keys(p, part);
     const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
-    const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
-    if (part.rows == 0 || rank >= meet) {
+    const unsigned active_blocks = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
+    if (part.rows == 0 || rank >= active_blocks) {
       if (kEarly) arch::grid_dependency_pass();
       return;
     }
 
     ShortDecodeBody body(p, part);
-    body.take_tiles(rank * kWarps + warp, tiles, meet * kWarps);
-    Left left(shared, part.rows, kWarps);
-    body.leave(left, warp);
+    body.take_tiles(rank * kWarps + warp, tiles, active_blocks * kWarps);
+    Partials warp_partials(shared, part.rows, kWarps);
+    body.store_partials(warp_partials, warp);
     __syncthreads();
 
-    Left all(shared + left.bytes(), part.rows, int(blocks));
-    if (meet > 1) arch::cluster_wait();  // all have begun
+    Partials all(shared + warp_partials.bytes(), part.rows, int(blocks));
+    if (active_blocks > 1) arch::cluster_wait();  // all have begun
     const int packs = int(unsigned(p.v_dim) / 4), present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
     each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
-      const Pack<float, 4> sums = left.merged(tiles == 0 ? 0 : present, row, col, state);
-      if (meet == 1) {
+      const Pack<float, 4> sums = warp_partials.merged(tiles == 0 ? 0 : present, row, col, state);
+      if (active_blocks == 1) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, state.x, state.y).write(sums, col);
       } else {
         put_floats(arch::in_block(all.sums(int(rank), row, col), 0), sums);
         if (col == 0) *arch::in_block(all.state(int(rank), row), 0) = state;
       }
     });
-    if (meet == 1) return;
+    if (active_blocks == 1) return;
     arch::cluster_arrive();
     if (rank != 0) return;
     arch::cluster_wait();
     each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
-      const Pack<float, 4> sums = all.merged(int(meet), row, col, state);
+      const Pack<float, 4> sums = all.merged(int(active_blocks), row, col, state);
       DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, state.x, state.y).write(sums, col);
     });
   }
@@ -97,7 +97,7 @@ struct ShortDecodeBody {
   using Weights = DecodeWeights<P, 1>;
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
 
-  static __device__ __forceinline__ void find_rows_and_keys(const P& p, DecodePart& part) {
+  static __device__ __forceinline__ void compute_rows_and_keys(const P& p, DecodePart& part) {
     const int q_len = int(p.shape.queries(part.b)), rows = q_len * p.group;
     int first_query = 0, last_query = q_len - 1;
     part.rows = rows;
@@ -119,11 +119,11 @@ struct ShortDecodeBody {
   }
 
   // What warps, or blocks, leave of each row: a state, and sums of values by weights that this state is for.
-  class Left {
+  class Partials {
    public:
-    __device__ __forceinline__ Left(unsigned char* shared, int rows, int count)
+    __device__ __forceinline__ Partials(unsigned char* shared, int rows, int count)
         : sums_(reinterpret_cast<float*>(shared)), rows_(rows), count_(count) {}
-    __device__ __forceinline__ size_t bytes() const { return count_ * left_bytes(rows_); }
+    __device__ __forceinline__ size_t bytes() const { return count_ * partial_bytes(rows_); }
     __device__ __forceinline__ float* sums(int from, int row, int col) const {
       return sums_ + (from * rows_ + row) * kPitch + col;
     }
@@ -254,26 +254,26 @@ struct ShortDecodeBody {
     }
   }
   template <bool kPastL1>
-  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile) {
-    prefetch<kPastL1>(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_keys(int buffer, unsigned tile) {
+    prefetch<kPastL1>(keys_[buffer], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
   template <bool kPastL1>
-  __device__ __forceinline__ void prefetch_values(int place, unsigned tile) {
-    prefetch<kPastL1>(values_[place], tile, p_.v_dim,
+  __device__ __forceinline__ void prefetch_values(int buffer, unsigned tile) {
+    prefetch<kPastL1>(values_[buffer], tile, p_.v_dim,
                       [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
   template <bool kPastL1>
-  __device__ __forceinline__ void prefetch_both(int place, unsigned tile) {
-    prefetch_keys<kPastL1>(place, tile), prefetch_values<kPastL1>(place, tile);
+  __device__ __forceinline__ void prefetch_both(int buffer, unsigned tile) {
+    prefetch_keys<kPastL1>(buffer, tile), prefetch_values<kPastL1>(buffer, tile);
   }
 
-  __device__ __forceinline__ void multiply_keys(int place, float (&x)[1][4]) const {
+  __device__ __forceinline__ void multiply_keys(int buffer, float (&x)[1][4]) const {
     KERNELS_UNROLL
     for (int j = 0; j < kChunks; ++j) {
       KERNELS_UNROLL
       for (int w = 0; w < 4; w += 2) {
-        const uint32_t a[4] = {keys_[place][0][j][w], keys_[place][1][j][w], keys_[place][0][j][w + 1],
-                               keys_[place][1][j][w + 1]};
+        const uint32_t a[4] = {keys_[buffer][0][j][w], keys_[buffer][1][j][w], keys_[buffer][0][j][w + 1],
+                               keys_[buffer][1][j][w + 1]};
         KERNELS_UNROLL
         for (int part_of = 0; part_of < kQueryParts; ++part_of) {
           const uint32_t b[2] = {queries_[part_of][j][w], queries_[part_of][j][w + 1]};
@@ -292,7 +292,7 @@ struct ShortDecodeBody {
       }
     });
   }
-  __device__ __forceinline__ void multiply_values(int place, const float (&x)[1][4]) {
+  __device__ __forceinline__ void multiply_values(int buffer, const float (&x)[1][4]) {
     uint32_t b[2][2];
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -307,7 +307,7 @@ struct ShortDecodeBody {
       for (int w = 0; w < 4; w += 2) {
         uint32_t a[4];
         KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = arch::transpose_matrix(values_[place][i / 2][j][w + i % 2]);
+        for (int i = 0; i < 4; ++i) a[i] = arch::transpose_matrix(values_[buffer][i / 2][j][w + i % 2]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[0]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[1]);
       }
@@ -318,8 +318,8 @@ struct ShortDecodeBody {
     return (m / 2 * 4 + lane() / 8) * 8 + m % 2 * 4 + second * 2 + lane() / 4 % 2;
   }
 
-  __device__ __forceinline__ void leave(const Left& left, int warp) {
-    weights_.write(left.state(warp, 0));
+  __device__ __forceinline__ void store_partials(const Partials& warp_partials, int warp) {
+    weights_.write(warp_partials.state(warp, 0));
     KERNELS_UNROLL
     for (int j = 0; j < 2; ++j) {
       const int row = Weights::row_of(0, j);
@@ -328,7 +328,7 @@ struct ShortDecodeBody {
       for (int m = 0; m < 2 * kChunks; ++m) {
         KERNELS_UNROLL
         for (int second = 0; second < 2; ++second)
-          *left.sums(warp, row, value_column(m, second)) = sums_[m][2 * second + j];
+          *warp_partials.sums(warp, row, value_column(m, second)) = sums_[m][2 * second + j];
       }
     }
   }

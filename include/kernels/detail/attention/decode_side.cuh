@@ -41,7 +41,7 @@ struct DecodeSide {
                                   : kRowBytes >= 128 ? 8
                                                      : 4;  // lanes that share a row
   static constexpr int kRows = 32 / kSharers;                    // rows that are copied at once
-  static_assert(kHeads == 1 || kSteps * 32 == kSharers * 16, "a lane brings something of one head");
+  static_assert(kHeads == 1 || kSteps * 32 == kSharers * 16, "a lane copies something of one head");
 
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
   static __device__ __forceinline__ int swizzled_offset(int row, int chunk) {
@@ -53,13 +53,13 @@ struct DecodeSide {
   static __device__ __forceinline__ int lane_row() { return (threadIdx.x & 31) / kSharers; }
   static __device__ __forceinline__ int lane_head() { return kHeads == 1 ? 0 : lane_chunk() * 16 / kHeadBytes; }
   // Copies 16 rows of each head, whose length `bytes` is a multiple of 16: row i of the lane's head is at at(i), which
-  // is called in order. The first `rows` rows exist; other rows, and columns that do not exist, are zeroed. kOnce: for
+  // is called in order. The first `rows` rows exist; other rows, and columns that do not exist, are zeroed. kCold: for
   // code that runs once, which must be short. kAll: all rows and columns exist.
-  template <bool kOnce, bool kAll, class At>
+  template <bool kCold, bool kAll, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
     const int mine = lane_row(), chunk = lane_chunk(), begin = kHeads == 1 ? chunk * 16 : chunk * 16 % kHeadBytes;
     to += swizzled_offset(mine, chunk);
-#pragma unroll kOnce ? 1 : kDecodeKeys
+#pragma unroll kCold ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
       const char* const from = at(row + mine) + begin;
       // `row` and `mine` have no bits in common, and rows begin at multiples of the swizzle's span.

@@ -127,7 +127,7 @@ class TensorRows {
       }
     }
     weights_.begin(p_, part);
-    unit_ = per_unit_ = 0.f;
+    max_scale_ = inverse_max_scale_ = 0.f;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
@@ -148,13 +148,13 @@ class TensorRows {
 
   __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
     if constexpr (kTeams == 1) {
-      ring_.bring();
+      ring_.load();
       arch::copy_async_wait<kStages - 1>();
       __syncwarp();
     } else {  // each team has copied half of the stage; the slot to refill is free when all have read it
       arch::copy_async_wait<kStages - 2>();
       wait_for_teams();
-      ring_.bring();
+      ring_.load();
     }
     if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // end of a part
     else work<kKeyTiles>(part, key, count);
@@ -177,8 +177,8 @@ class TensorRows {
     KERNELS_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       if (tile != n) continue;
-      const float unit = Values::scaled ? unit_ : 1.f;
-      const float factors[2] = {weights_.factor(states, tile, 0) * unit, weights_.factor(states, tile, 1) * unit};
+      const float scale = Values::scaled ? max_scale_ : 1.f;
+      const float factors[2] = {weights_.factor(states, tile, 0) * scale, weights_.factor(states, tile, 1) * scale};
       KERNELS_UNROLL
       for (int m = 0; m < kVDim / 16; ++m) {
         KERNELS_UNROLL
@@ -195,7 +195,7 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  static_assert(kTeams == 1 || kStages > 1, "where teams share a stage it is brought a step before it is read");
+  static_assert(kTeams == 1 || kStages > 1, "where teams share a stage it is copied a step before it is read");
   using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot, short_of_registers>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);
@@ -345,24 +345,24 @@ class TensorRows {
   // rescaled.
   template <int kN>
   __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[kN][2]) {
-    float most = unit_;
+    float most = max_scale_;
     KERNELS_UNROLL
     for (int i = 0; i < 2 * kN; ++i) {
       out[i / 2][i % 2] = scales[i / 2 * kTileScales + lane_scale() + i % 2 * 8];
       most = fmaxf(most, fabsf(out[i / 2][i % 2]));
     }
-    if (__any_sync(0xffffffffu, most > unit_)) {
+    if (__any_sync(0xffffffffu, most > max_scale_)) {
       KERNELS_UNROLL
       for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
       most = fmaxf(most, 0x1p-100f);
       typename Weights::Factors factors;
       KERNELS_UNROLL
-      for (int n = 0; n < kTiles; ++n) factors[n][0] = factors[n][1] = unit_ / most;
+      for (int n = 0; n < kTiles; ++n) factors[n][0] = factors[n][1] = max_scale_ / most;
       scale_sums(factors);
-      unit_ = most, per_unit_ = 1.f / most;
+      max_scale_ = most, inverse_max_scale_ = 1.f / most;
     }
     KERNELS_UNROLL
-    for (int i = 0; i < 2 * kN; ++i) out[i / 2][i % 2] *= per_unit_;
+    for (int i = 0; i < 2 * kN; ++i) out[i / 2][i % 2] *= inverse_max_scale_;
   }
 
   __device__ __forceinline__ void prefetch_queries(const DecodePart& part) {
@@ -420,7 +420,7 @@ class TensorRows {
   Ring ring_;
   int lane_head_, operand_head_;  // KV heads of the lane's rows in the sums, and in the B operand
   int slot_ = 0;                  // the slot to process next
-  float unit_, per_unit_;  // the largest value scale so far, which sums are in units of; its inverse
+  float max_scale_, inverse_max_scale_;  // the largest value scale so far, which sums are in units of; its inverse
   QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kQueryCols / 16 : 1][2];

@@ -175,7 +175,7 @@ struct DecodeProblem {
   int splits = 0;                             // parts of an item, if fixed
   int q_pack = 0, out_pack = 0;               // elements per access that the functors allow
   bool wide_kv = false;                       // whether they allow wide ones to keys and values: see decode_plain.cuh
-  // What blocks leave, tile_rows to a part: see DecodePlace.
+  // What blocks leave, tile_rows to a part: see PartialSlots.
   unsigned long long* counters = nullptr;
   float2* states = nullptr;
   float* outputs = nullptr;
@@ -413,11 +413,11 @@ struct DecodeBody {
   static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part,
                                               int64_t at) {
     __shared__ States states;
-    __shared__ DecodePlace place;
+    __shared__ PartialSlots slots;
     __shared__ bool last;
     if (threadIdx.x == 0 && !part.whole()) {
-      place = schedule.place(p, part, at);
-      DecodeCounter::prepare(p.counters + place.counter);
+      slots = schedule.partial_slots(p, part, at);
+      DecodeCounter::prepare(p.counters + slots.counter);
     }
     Steps keys;
     keys.begin(uint32_t(part.begin));
@@ -430,18 +430,18 @@ struct DecodeBody {
     for (int n = 0; n < kRows / (8 * Steps::teams) && n * 8 < part.rows; ++n) {
       rows.write_sums(n, states);
       __syncthreads();
-      hand_over(p, part, rows, states, n * 8, place);
+      hand_over(p, part, rows, states, n * 8, slots);
       __syncthreads();
     }
     if (part.whole()) return;
-    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + place.counter, place.count);
+    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + slots.counter, slots.count);
     __syncthreads();
-    if (last) merge(p, part, place);
+    if (last) merge(p, part, slots);
   }
 
   // Eight rows of each team, from row `first` of the team's on, of a part, from all warps.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows,
-                                                   const States& states, int first, const DecodePlace& place) {
+                                                   const States& states, int first, const PartialSlots& slots) {
     const unsigned packs = unsigned(p.v_dim) / 4;
     KERNELS_ROLLED
     for (unsigned i = threadIdx.x; i < 8 * Steps::teams * packs; i += max_threads) {
@@ -459,7 +459,7 @@ struct DecodeBody {
       if (part.whole()) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);
       } else {
-        const int64_t at = place.mine * p.tile_rows + row;
+        const int64_t at = slots.mine * p.tile_rows + row;
         if (col == 0) p.states[at] = make_float2(m, l);
         put_floats(p.outputs + at * p.v_dim + col, sums);
       }
@@ -475,25 +475,25 @@ struct DecodeBody {
     float (&shrink)[kRows];
   };
   // Where the rows of an item's parts begin in the workspace: of the first, and of the others from `others` on.
-  struct LeftRows {
+  struct PartialOffsets {
     int64_t first, others, distance, step;  // step: the distance between sums
-    __device__ __forceinline__ LeftRows(const P& p, const DecodePlace& place)
-        : first(place.first * p.tile_rows),
-          others(place.others * p.tile_rows),
-          distance(place.distance * p.tile_rows),
+    __device__ __forceinline__ PartialOffsets(const P& p, const PartialSlots& slots)
+        : first(slots.first * p.tile_rows),
+          others(slots.others * p.tile_rows),
+          distance(slots.distance * p.tile_rows),
           step(distance * p.v_dim) {}
   };
 
   // All parts of an item, of which this block has left the last one, in the order of keys. This code runs once in a
   // block, so that its instructions miss the instruction cache: it has to be short.
-  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const DecodePlace& place) {
+  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const PartialSlots& slots) {
     __shared__ float factors[kRows][kPartsAtOnce];
     __shared__ float2 states[kRows];
     __shared__ float shrink[kRows];
     const Merged merged{factors, states, shrink};
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4),
               results = item.rows * packs;
-    const LeftRows left(p, place);
+    const PartialOffsets partials(p, slots);
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
       const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)),
@@ -501,11 +501,11 @@ struct DecodeBody {
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
-      for (int first = 0; first < place.count; first += kPartsAtOnce) {
-        const int count = lesser(kPartsAtOnce, place.count - first);
+      for (int first = 0; first < slots.count; first += kPartsAtOnce) {
+        const int count = lesser(kPartsAtOnce, slots.count - first);
         Pack<float, 4> some[kPartsAtOnce];
-        read_sums(p, left, first, count, row, col, some);
-        merge_states(p, left, first, count, item.rows, lane, warp, merged);
+        read_sums(p, partials, first, count, row, col, some);
+        merge_states(p, partials, first, count, item.rows, lane, warp, merged);
         __syncthreads();
         state = merged.states[row];
         all = all * merged.shrink[row];
@@ -521,26 +521,27 @@ struct DecodeBody {
     }
   }
   // Four columns of a row, of each of `count` parts from the `first` on.
-  static __device__ __forceinline__ void read_sums(const P& p, const LeftRows& left, int first, int count, int row,
-                                                   int col, Pack<float, 4> (&some)[kPartsAtOnce]) {
-    const float* sums = p.outputs + (left.others + first * left.distance + row) * p.v_dim + col;
+  static __device__ __forceinline__ void read_sums(const P& p, const PartialOffsets& partials, int first, int count,
+                                                   int row, int col, Pack<float, 4> (&some)[kPartsAtOnce]) {
+    const float* sums = p.outputs + (partials.others + first * partials.distance + row) * p.v_dim + col;
     KERNELS_UNROLL
     for (int u = 0; u < kPartsAtOnce; ++u) {
       if (u >= count) break;
-      const float* const at = u == 0 && first == 0 ? p.outputs + (left.first + row) * p.v_dim + col : sums;
+      const float* const at = u == 0 && first == 0 ? p.outputs + (partials.first + row) * p.v_dim + col : sums;
       const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
-      sums += left.step;
+      sums += partials.step;
       some[u] = {{x.x, x.y, x.z, x.w}};
     }
   }
   // Of these parts, and of those before: a row to a warp, a part to a lane.
-  static __device__ __forceinline__ void merge_states(const P& p, const LeftRows& left, int first, int count, int rows,
-                                                      int lane, int warp, const Merged& merged) {
-    const int64_t from = left.others + first * left.distance;
+  static __device__ __forceinline__ void merge_states(const P& p, const PartialOffsets& partials, int first, int count,
+                                                      int rows, int lane, int warp, const Merged& merged) {
+    const int64_t from = partials.others + first * partials.distance;
     KERNELS_ROLLED
     for (int r = warp; r < rows; r += kWarps) {
       float2 mine = make_float2(-infinity<float>(), 0.f), before = mine;
-      if (lane < count) mine = __ldcg(p.states + (first + lane == 0 ? left.first : from + lane * left.distance) + r);
+      if (lane < count)
+        mine = __ldcg(p.states + (first + lane == 0 ? partials.first : from + lane * partials.distance) + r);
       if (first > 0) before = merged.states[r];
       float m = greater(before.x, mine.x);
       KERNELS_UNROLL

@@ -62,8 +62,8 @@ struct PrefillBody {
   static constexpr int max_threads = kThreads, registers = kRegisters;
   static constexpr bool kParted = kCols < kDim;  // whether the output's columns may be split into several parts
   using Queries = TileLayout<kDim, kThreads>;
-  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, kThreads>;
-  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, kThreads>;
+  using Keys = KvTiles<TK, Key, constant_stride<Kv>, kKeys, kDim, kThreads>;
+  using Values = KvTiles<TV, Value, constant_stride<Kv>, kKeys, kCols, kThreads>;
   static constexpr int kStageBytes = Keys::kBytes + Values::kBytes, kQueryBytes = kRows * Queries::kRowBytes;
   static constexpr int kScaleBytes = Key::scaled || Value::scaled ? 2 * kKeys * 4 : 0;
   static constexpr int kPitch = kCols + 8;  // floats in a row of results that are staged for the sink
@@ -84,7 +84,7 @@ struct PrefillBody {
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static constexpr int kPersistentBlocksPerSm = 0;
   static constexpr bool kWarpgroups = false;
-  static void share_out(PrefillGrid&, const P&) {}
+  static void choose_schedule(PrefillGrid&, const P&) {}
 
   struct Params {
     P problem;
@@ -148,9 +148,9 @@ struct PrefillBody {
   }
   // Copies the keys (kHalf: 0) or the values (1) of a key tile to a stage, with their scales.
   template <bool kFull, int kHalf, class Side, class At>
-  static __device__ __forceinline__ void bring(Side& side, const At& at, const Span& span, int tile,
-                                               unsigned char* stages, int stage,
-                                               const void* const (&addresses)[Keys::kFound]) {
+  static __device__ __forceinline__ void load(Side& side, const At& at, const Span& span, int tile,
+                                              unsigned char* stages, int stage,
+                                              const void* const (&addresses)[Keys::kLaneAddresses]) {
     const int pos = span.begin + tile * kKeys;
     if constexpr (Side::scaled) {
       const auto has_key = [&](int row) { return row >= span.low - pos && row < span.end - pos; };
@@ -158,8 +158,8 @@ struct PrefillBody {
         scales_of(stages, stage)[kHalf * kKeys + threadIdx.x] =
             has_key(threadIdx.x) ? at(pos + threadIdx.x).scale(0) : 0.f;
     }
-    side.template bring<kFull>(stages + stage * kStageBytes + kHalf * Keys::kBytes, at, pos, span.low - pos,
-                               span.end - pos, addresses, kHalf);
+    side.template load<kFull>(stages + stage * kStageBytes + kHalf * Keys::kBytes, at, pos, span.low - pos,
+                              span.end - pos, addresses, kHalf);
   }
 
   // Looks up the addresses of a key tile's rows at `pos`: lanes 0 to 15 of a warp those of keys, the others those of
@@ -167,11 +167,11 @@ struct PrefillBody {
   template <class KeyAt, class ValueAt>
   static __device__ __forceinline__ void find_rows(const Keys& keys, const KeyAt& key_at, const Values& values,
                                                    const ValueAt& value_at, const Span& span, int pos, int lane,
-                                                   const void* (&addresses)[Keys::kFound]) {
-    if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
+                                                   const void* (&addresses)[Keys::kLaneAddresses]) {
+    if constexpr (!constant_stride<Kv> && (Keys::copied || Values::copied)) {
       if (unsigned(pos) >= unsigned(span.end) || lane % 16 >= Keys::kWarpRows) return;  // pos may have wrapped
       KERNELS_UNROLL
-      for (int j = 0; j < Keys::kFound; ++j) {
+      for (int j = 0; j < Keys::kLaneAddresses; ++j) {
         const int at = greater(span.low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), span.end - 1 - pos));
         addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
       }
@@ -180,12 +180,12 @@ struct PrefillBody {
 
   // An iteration of the main loop. kFull: all of the block's rows see the whole key tile, and all rows of it and of the
   // next one exist, so that nothing is tested.
-  template <bool kFull, class Find, class BringKeys, class BringValues>
+  template <bool kFull, class Find, class LoadKeys, class LoadValues>
   static __device__ __forceinline__ void take_tile(const Params& params, const PrefillRows& rows,
                                                    const RowKeys* row_keys, const Span& span, unsigned char* queries,
                                                    unsigned char* stages, int tile, int dim, int cols, Work& work,
-                                                   const Find& find, const BringKeys& bring_keys,
-                                                   const BringValues& bring_values) {
+                                                   const Find& find, const LoadKeys& load_keys,
+                                                   const LoadValues& load_values) {
     constexpr std::bool_constant<kFull> full{};
     const P& p = params.problem;
     const int stage = kStages == 2 ? tile & 1 : 0;
@@ -197,22 +197,22 @@ struct PrefillBody {
     __syncthreads();
     if constexpr (kStages == 2) {
       if (more) {
-        bring_keys(tile + 1, stage ^ 1, full);
-        bring_values(tile + 1, stage ^ 1, full);
+        load_keys(tile + 1, stage ^ 1, full);
+        load_values(tile + 1, stage ^ 1, full);
         find(span.begin + (tile + 2) * kKeys);
       }
       arch::copy_async_commit();
       if (busy) work.template multiply_keys<kFull>(queries, at, dim, scales_of(stages, stage));
     } else {
       if (kFull || tile >= 0) {
-        bring_values(tile, 0, full);
+        load_values(tile, 0, full);
         find(span.begin + (tile + 1) * kKeys);
       }
       arch::copy_async_commit();
       if (busy) work.template multiply_keys<kFull>(queries, at, dim, scales_of(stages, 0));
       arch::copy_async_wait<0>();
       __syncthreads();
-      if (more) bring_keys(tile + 1, 0, full);
+      if (more) load_keys(tile + 1, 0, full);
       arch::copy_async_commit();
     }
     if (kStages == 1 && !kFull && tile < 0) prefetch_next_queries(params, dim);
@@ -234,7 +234,7 @@ struct PrefillBody {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - rows.part * kCols));
 
-    bring_queries<TK, kRows, Queries>(p, rows, 0, tiles_memory, dim);
+    load_query_tile<TK, kRows, Queries>(p, rows, 0, tiles_memory, dim);
 
     // The keys that the rows of the block and of this warp see.
     const int mine = warp * kTiles * 16 + lane % (kTiles * 16);
@@ -252,19 +252,19 @@ struct PrefillBody {
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
     Keys keys(key_at, span.begin, 0, dim, p.wide_keys);
     Values values(value_at, span.begin, rows.part * kCols, cols, p.wide_values);
-    const void* addresses[Keys::kFound] = {};
+    const void* addresses[Keys::kLaneAddresses] = {};
     const auto find = [&](int pos) { find_rows(keys, key_at, values, value_at, span, pos, lane, addresses); };
-    const auto bring_keys = [&](int tile, int stage, auto full) {
-      bring<decltype(full)::value, 0>(keys, key_at, span, tile, stages, stage, addresses);
+    const auto load_keys = [&](int tile, int stage, auto full) {
+      load<decltype(full)::value, 0>(keys, key_at, span, tile, stages, stage, addresses);
     };
-    const auto bring_values = [&](int tile, int stage, auto full) {
-      bring<decltype(full)::value, 1>(values, value_at, span, tile, stages, stage, addresses);
+    const auto load_values = [&](int tile, int stage, auto full) {
+      load<decltype(full)::value, 1>(values, value_at, span, tile, stages, stage, addresses);
     };
     Work work;
     find(span.begin);
     const auto step = [&](int tile, auto full) {
       take_tile<decltype(full)::value>(params, rows, row_keys, span, tiles_memory, stages, tile, dim, cols, work, find,
-                                       bring_keys, bring_values);
+                                       load_keys, load_values);
     };
     if constexpr (kFullSteps) {
       if (keys.full() && values.full() && p.scale > kSmallScale) span.find_full(all);
@@ -299,7 +299,7 @@ struct PrefillBody {
       const int lines = dim / 64;
 #pragma unroll 1
       for (int x = threadIdx.x; x < rows.count * lines; x += kThreads) {
-        const auto place = rows.place(x / lines);
+        const auto place = rows.query_head(x / lines);
         arch::prefetch_l2(p.q.at(rows.token + place.query, place.head * dim + x % lines * 64));
       }
     }
@@ -465,7 +465,7 @@ struct PrefillBody {
       for (int i = lane / kLanes; i < kTiles * 16; i += 32 / kLanes) {
         const int r = first_row() + i;
         if (r >= rows.count) break;
-        const auto place = rows.place(r);
+        const auto place = rows.query_head(r);
         const int64_t to = rows.token + place.query;
 #pragma unroll 1
         for (int first = lane % kLanes; first < kCols / 8; first += kLanes * kAtOnce) {

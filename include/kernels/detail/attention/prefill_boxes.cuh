@@ -31,7 +31,7 @@ int rows_of_boxes(const Kv& kv) {
     const int rows = int(std::gcd(kv.where().pages.size, uint32_t(kKeys)));
     return rows % 8 == 0 ? rows : 0;
   } else {
-    static_assert(in_one_run<Kv>, "rows that follow each other");
+    static_assert(constant_stride<Kv>, "rows that follow each other");
     return kKeys;
   }
 }
@@ -68,18 +68,18 @@ TileBoxes boxes_for(const Exec& ex, const P& p, bool rows_are_queries) {
   const int rows = p.wide_keys && p.wide_values ? rows_of_boxes<Body::kKeys>(p.kv) : 0;
   TileBoxes boxes = {};
   bool made = rows > 0 && make_kv_map(ex, p.kv.keys(), many_blocks, p.shape, p.shape.dim, rows, boxes.keys);
-  if constexpr (Body::kBoxesOfValues)
+  if constexpr (Body::kTmaValues)
     made = made && make_kv_map(ex, p.kv.values(), many_blocks, p.shape, p.shape.value_dim(), rows, boxes.values);
   boxes.rows = made ? rows : 0;
-  if constexpr (Body::kBoxesOfResults) {
+  if constexpr (Body::kTmaResults) {
     const bool whole = p.out_pack == 8 && p.shape.value_dim() == Body::kCols;
     if (whole && rows_are_queries && make_result_map(ex, p, boxes.results)) boxes.result_rows = kResultBoxRows;
   }
   return boxes;
 }
 
-// Where a box is: the first row, and its block (of kv.h: a sequence or a page).
-struct BoxPlace {
+// The coordinates of a box: the first row, and its block (of kv.h: a sequence or a page).
+struct BoxCoordinates {
   int row, block;
 };
 
@@ -98,7 +98,7 @@ class TileBox {
   // Whether the tile at `pos` can be copied by TMA.
   __device__ __forceinline__ bool have(int pos) const { return pos >= low_ && pos <= last_; }
   template <class Kv>
-  __device__ __forceinline__ BoxPlace find(const Kv& kv, int b, int pos) const {
+  __device__ __forceinline__ BoxCoordinates find(const Kv& kv, int b, int pos) const {
     if (row() >= kKeys) return {};
     const KvSlot slot = kv.where().slot(b, int64_t(pos) + row());
     return {int(slot.place), int(slot.block)};
@@ -107,8 +107,8 @@ class TileBox {
   // columns: such boxes, which are zeros, cost time. 16 heads of 192 columns and values of 128, 16,384 keys, took 5,915
   // us with them for 3,885 (H200).
   template <bool kValues>
-  __device__ __forceinline__ void bring(const BoxPlace& at, int head, int columns, unsigned char* tile,
-                                        uint64_t* full) const {
+  __device__ __forceinline__ void load(const BoxCoordinates& at, int head, int columns, unsigned char* tile,
+                                       uint64_t* full) const {
     if (row() < kKeys && (kFirst + run()) * (128 / int(sizeof(T))) < columns) {
       arch::mbarrier_arrive_expect(full, boxes_.rows * 128);
       arch::copy_box(arch::shared_address(tile) + (run() * kKeys + row()) * 128,
@@ -132,11 +132,11 @@ struct NoBox {
   __device__ __forceinline__ NoBox(const Nothing&, int, int) {}
   static KERNELS_HD constexpr bool have(int) { return false; }
   template <class Kv>
-  __device__ __forceinline__ BoxPlace find(const Kv&, int, int) const {
+  __device__ __forceinline__ BoxCoordinates find(const Kv&, int, int) const {
     return {};
   }
   template <bool kValues>
-  __device__ __forceinline__ void bring(const BoxPlace&, int, int, unsigned char*, uint64_t*) const {}
+  __device__ __forceinline__ void load(const BoxCoordinates&, int, int, unsigned char*, uint64_t*) const {}
 };
 
 }  // namespace detail

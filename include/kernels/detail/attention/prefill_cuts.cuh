@@ -103,15 +103,16 @@ struct PrefillWorkspace {
   PrefillWorkspace(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share,
                    bool shorter) {
     constexpr int fewest_keys = 32;  // of a tile
-    const SplitPolicy cuts(device, options, SplitPolicy::kOnEach, fewest_keys, share);
+    const SplitPolicy split_policy(device, options, SplitPolicy::kOnEach, fewest_keys, share);
     const int64_t of_one =
-        int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
-    if (cuts.shared) {
+        int64_t(split_policy.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
+    if (split_policy.shared) {
       rows = int64_t(device.sm_count) * kSharedRows;
     } else {
-      if (cuts.most() == 1 || (cuts.fixed == 0 && !shorter && shape.q_len * shape.heads > of_one)) return;
-      rows = shape.total_queries() * shape.heads * cuts.most();
-      if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
+      if (split_policy.most() == 1 || (split_policy.fixed == 0 && !shorter && shape.q_len * shape.heads > of_one))
+        return;
+      rows = shape.total_queries() * shape.heads * split_policy.most();
+      if (split_policy.fixed == 0) rows = lesser(rows, shape.batch * of_one);
     }
     state_bytes = size_t(rows) * sizeof(PartialResults::Row),
     output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);

@@ -77,9 +77,9 @@ Status fits_latent(const Exec& ex, const P& p, bool& fits) {
 
 // Whether a kernel can use TMA.
 template <class Body, class = void>
-constexpr bool has_boxes = false;
+constexpr bool uses_tma = false;
 template <class Body>
-constexpr bool has_boxes<Body, void_t<std::enable_if_t<Body::kBoxes>>> = true;
+constexpr bool uses_tma<Body, void_t<std::enable_if_t<Body::kUsesTma>>> = true;
 
 template <class Body_>
 struct ChosenPrefill {
@@ -254,7 +254,7 @@ Status start_prefill(const Exec& ex, const P& problem) {
   how.shared = Body::shared_bytes(problem.shape);
   how.holds_dependents = grid.reverses;
   typename Body::Params params{problem, grid};
-  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
+  if constexpr (uses_tma<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
     if (grid.even) return {};
@@ -362,7 +362,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.value_pack = problem.wide_values ? wide_value : 1;
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
   plan.box_rows = plan.result_box_rows = 0;
-  if constexpr (has_boxes<Body>) {
+  if constexpr (uses_tma<Body>) {
     const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem.shape));
     plan.box_rows = boxes.rows, plan.result_box_rows = boxes.result_rows;
   }
@@ -376,7 +376,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
     KERNELS_TRY((has_code<LatentPrefillBody<P, Body::kDim>>(ex, there)));
     if (there && *plan.why_not == '\0') plan.why_not = why_not::latents;
   }
-  if (has_boxes<Body> && plan.box_rows == 0 && *plan.why_not == '\0') plan.why_not = why_not::boxes;
+  if (uses_tma<Body> && plan.box_rows == 0 && *plan.why_not == '\0') plan.why_not = why_not::boxes;
   return {};
 }
 

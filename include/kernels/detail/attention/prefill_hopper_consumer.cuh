@@ -84,7 +84,7 @@ struct HopperConsumer : Parts {
   using Shared = typename Parts::Shared;
   using StagePhases = typename Parts::StagePhases;
   using Tiles = typename Parts::Tiles;
-  using Parts::k8Bit, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
+  using Parts::k8Bit, Parts::kTmaResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
   using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kItems, Parts::kQueryStages, Parts::kTurns, Parts::kReducedDim;
   using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
   using Parts::kReducedCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
@@ -108,7 +108,7 @@ struct HopperConsumer : Parts {
   using Work = SoftmaxAccumulator<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kAlwaysRescales>;
   // Whether plain tiles have a separate loop. With 256 columns, which have fewer tiles and more instructions, short
   // calls would take longer (512 keys 150 us for 143), and with 8 bits all calls would (16,384 keys up to 10 %).
-  static constexpr bool kPlainLoop = Parts::kBoxes && kCols <= 128 && !k8Bit;
+  static constexpr bool kPlainLoop = Parts::kUsesTma && kCols <= 128 && !k8Bit;
 
   // Uniform in a warp, in a form that the compiler knows to be so.
   static __device__ __forceinline__ int group_of_warp() {
@@ -141,13 +141,13 @@ struct HopperConsumer : Parts {
       if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);
       uint64_t* const queries_empty = &shared.queries_empty[number % kQueryStages];
-      if (results_in_boxes(params) && number > 0) {
+      if (results_by_tma(params) && number > 0) {
         if (threadIdx.x % 128 == 0) arch::stored_boxes_wait();
         release<false>(&shared.queries_empty[(number - 1) % kQueryStages]);
       }
       if constexpr (!kCopiesQueries) {
         arch::named_barrier_sync(own(group), 128);
-        bring_queries<TK, 64, Queries>(p, item.rows, group * 64, queries, int(p.shape.dim));
+        load_query_tile<TK, 64, Queries>(p, item.rows, group * 64, queries, int(p.shape.dim));
         arch::copy_async_commit();
         arch::copy_async_wait<0>();
         arch::async_proxy_fence();
@@ -159,7 +159,7 @@ struct HopperConsumer : Parts {
         // Computed while the last product runs.
         const Work& state = attending.state;
         const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
-        if (goes_in_box(params, item.rows, group)) {
+        if (stores_by_tma(params, item.rows, group)) {
           attending.end();
           put_box(params, item, group, arch::shared_address(queries), state, inverse);
         } else {
@@ -168,29 +168,30 @@ struct HopperConsumer : Parts {
           results.put(p, item.rows, state.outputs[0], inverse);
         }
       } else {
-        if (kCopiesQueries && !results_in_boxes(params)) release<false>(queries_empty);
+        if (kCopiesQueries && !results_by_tma(params)) release<false>(queries_empty);
         skip_tiles(shared, group, 0, Tiles(item.all).count, keys_at, values_at);
       }
       arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
       return true;
     });
-    if (results_in_boxes(params) && threadIdx.x % 128 == 0) arch::stored_boxes_wait();
+    if (results_by_tma(params) && threadIdx.x % 128 == 0) arch::stored_boxes_wait();
     if (group == 0) wait_for_turn(group);  // matches the last group's last pass_turn()
   }
 
   // Whether results are staged where the queries of their tile were and stored by TMA. A group then releases that place
   // when it gets its next query tile.
-  static __device__ __forceinline__ bool results_in_boxes(const Params& params) {
-    if constexpr (kBoxesOfResults) return params.boxes.result_rows > 0;
+  static __device__ __forceinline__ bool results_by_tma(const Params& params) {
+    if constexpr (kTmaResults)
+      return params.boxes.result_rows > 0;
     else return false;
   }
   // Whether a group's results do: queries of one head, all 64, as a box would write other rows to the next sequence.
-  static __device__ __forceinline__ bool goes_in_box(const Params& params, const PrefillRows& rows, int group) {
-    return results_in_boxes(params) && rows.pack.divisor == 1 && rows.count - group * 64 >= 64 && !is_split<P>(rows);
+  static __device__ __forceinline__ bool stores_by_tma(const Params& params, const PrefillRows& rows, int group) {
+    return results_by_tma(params) && rows.pack.divisor == 1 && rows.count - group * 64 >= 64 && !is_split<P>(rows);
   }
   static __device__ __forceinline__ void put_box(const Params& params, const Item& item, int group, uint32_t tile,
                                                  const Work& state, const float (&factor)[2]) {
-    if constexpr (kBoxesOfResults) {
+    if constexpr (kTmaResults) {
       arch::named_barrier_sync(own(group), 128);  // all threads have finished with the queries
       stage_results<result_type<P>, kCols>(tile, state.outputs[0], factor);
       arch::async_proxy_fence();
@@ -227,7 +228,7 @@ struct HopperConsumer : Parts {
     const Item& item;
     const int group;
     const bool keeps_place;  // the place of the queries is reused for results
-    const bool boxed;  // TMA copies key tiles that exist completely
+    const bool keys_by_tma;  // TMA copies key tiles that exist completely
     // Descriptors for wgmma: of the queries, and of the keys and values in the first stage.
     const uint64_t query_tile, keys_tile, values_tile;
     StagePhases &keys_at, &values_at;
@@ -236,7 +237,8 @@ struct HopperConsumer : Parts {
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     int last = tiles.count - 1;   // the last key tile that any row of the group sees, or the first tile
     int first_whole, last_whole;  // key tiles that all of the warp's rows see completely
-    const int end_boxed = boxed ? tiles.tiles_in(tiles.end, 0) : 0;  // the end of the key tiles that exist completely
+    // The end of the key tiles that exist completely.
+    const int end_by_tma = keys_by_tma ? tiles.tiles_in(tiles.end, 0) : 0;
     int first_plain, last_plain;  // key tiles without masks, fences and rarer products
     Work state;
 
@@ -247,8 +249,8 @@ struct HopperConsumer : Parts {
           shared(memory),
           item(of),
           group(group_),
-          keeps_place(results_in_boxes(params)),
-          boxed(in_boxes(params)),
+          keeps_place(results_by_tma(params)),
+          keys_by_tma(by_tma(params)),
           query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
           keys_tile(arch::warpgroup_tile(arch::shared_address(stages))),
           values_tile(arch::warpgroup_tile(arch::shared_address(stages) + Keys::kBytes, k8Bit ? 16 : kKeys * 128)),
@@ -265,14 +267,14 @@ struct HopperConsumer : Parts {
       last = greater(0, tiles.tiles_in(of_group.any_end, kKeys - 1) - 1);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
       first_plain = tiles.tiles_in(of_group.all_begin, kKeys - 1);
-      last_plain = boxed && all_columns() && p.scale > kSmallScale ? tiles.tiles_in(of_group.all_end, 0) - 1 : -1;
+      last_plain = keys_by_tma && all_columns() && p.scale > kSmallScale ? tiles.tiles_in(of_group.all_end, 0) - 1 : -1;
       const auto masks = fetch_masks(0);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       if (last == 0) release_queries(queries_empty);
       scale_logits(0);
       release<Key::scaled>(&shared.keys_empty[0]);
-      state.make_exponentials(look_at<false>(0, masks));
+      state.make_exponentials(mask_and_update_max<false>(0, masks));
       round_weights(0);
 #pragma unroll 1
       for (int tile = 0; tile < last; ++tile) {
@@ -295,15 +297,16 @@ struct HopperConsumer : Parts {
     }
 
    private:
-    static __device__ __forceinline__ bool in_boxes(const Params& params) {
-      if constexpr (Parts::kBoxes) return params.boxes.rows > 0;
+    static __device__ __forceinline__ bool by_tma(const Params& params) {
+      if constexpr (Parts::kUsesTma)
+        return params.boxes.rows > 0;
       else return false;
     }
     __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
       if (kCopiesQueries && !keeps_place) release<false>(queries_empty);
     }
     // Whether TMA has surely copied the whole tile. Of the first tile, threads may have copied or zeroed some rows.
-    __device__ __forceinline__ bool in_box(int tile) const { return tile > 0 && tile < end_boxed; }
+    __device__ __forceinline__ bool is_by_tma(int tile) const { return tile > 0 && tile < end_by_tma; }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kReducedDim || dim > kReducedDim) && (kCols == kReducedCols || cols > kReducedCols);
     }
@@ -331,8 +334,8 @@ struct HopperConsumer : Parts {
       if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[StagePhases::stage(tile + 1)]);
-      typename Work::Look look = look_at<kPlain, true>(tile + 1, masks);
-      state.weigh_with_stale_max(look);
+      typename Work::MaxUpdate update = mask_and_update_max<kPlain, true>(tile + 1, masks);
+      state.weigh_with_stale_max(update);
     }
     // Exponentials overlap the product with the values.
     template <bool kPlain>
@@ -349,20 +352,20 @@ struct HopperConsumer : Parts {
       if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[StagePhases::stage(tile + 1)]);
-      const typename Work::Look look = look_at<kPlain>(tile + 1, masks);
+      const typename Work::MaxUpdate update = mask_and_update_max<kPlain>(tile + 1, masks);
       // Makes the compiler place these exponentials ahead of the wait: it has to believe that the release below needs
       // their sum.
       constexpr int kEights = kKeys / 8, kAhead = kEights / 2;
-      state.template make_exponentials<0, kAhead>(look, 0, 0);
+      state.template make_exponentials<0, kAhead>(update, 0, 0);
       const unsigned none = unsigned(p.shape.heads >> 32);  // always 0, but the compiler does not know
       if ((__float_as_uint(state.sums[0][0]) & none) != 0) release<Key::scaled>(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       release<Value::scaled>(&shared.values_empty[StagePhases::stage(tile)]);
-      if constexpr (kAlwaysRescales) state.rescale_outputs(look);
-      state.template make_exponentials<kAhead, kEights>(look, 0, 0);
-      state.template make_exponentials<0, kEights>(look, 0, 1);
-      if constexpr (!kAlwaysRescales) state.rescale_outputs(look);
+      if constexpr (kAlwaysRescales) state.rescale_outputs(update);
+      state.template make_exponentials<kAhead, kEights>(update, 0, 0);
+      state.template make_exponentials<0, kEights>(update, 0, 1);
+      if constexpr (!kAlwaysRescales) state.rescale_outputs(update);
       round_weights(tile + 1);
     }
 
@@ -383,9 +386,10 @@ struct HopperConsumer : Parts {
       return state.fetch_masks(p, rows, tiles.begin + tile * kKeys);
     }
     template <bool kPlain, bool kAhead = false, class Masks>
-    __device__ __forceinline__ typename Work::Look look_at(int tile, const Masks& masks) {
-      return state.template look_at<kPlain, kAhead>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                                    kPlain || (tile >= first_whole && tile < last_whole), masks);
+    __device__ __forceinline__ typename Work::MaxUpdate mask_and_update_max(int tile, const Masks& masks) {
+      return state.template mask_and_update_max<kPlain, kAhead>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
+                                                                kPlain || (tile >= first_whole && tile < last_whole),
+                                                                masks);
     }
 
     // Both issue a product without waiting for it: queries times the keys of a tile, and weights times the values of a
@@ -395,7 +399,7 @@ struct HopperConsumer : Parts {
       const int stage = StagePhases::stage(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       keys_at.next(tile);
-      if (!kPlain && !(k8Bit && in_box(tile))) arch::async_proxy_fence();
+      if (!kPlain && !(k8Bit && is_by_tma(tile))) arch::async_proxy_fence();
       const uint64_t keys = arch::advance_tile(keys_tile, stage * (kStageBytes / 16));
       if (kPlain || kDim == kReducedDim || dim > kReducedDim)
         multiply_keys<kDim>(keys);

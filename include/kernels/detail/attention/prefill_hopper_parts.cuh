@@ -57,12 +57,12 @@ struct HopperItems {
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; consumers use the following numbers
 
   // Whether TMA may copy keys and values: where their layout is known.
-  static constexpr bool kBoxes = kCopies && is_kv_cache<typename P::Kv>;
+  static constexpr bool kUsesTma = kCopies && is_kv_cache<typename P::Kv>;
 
   struct Params {
     P problem;
     PrefillGrid grid;
-    std::conditional_t<kBoxes, TileBoxes, Nothing> boxes = {};
+    std::conditional_t<kUsesTma, TileBoxes, Nothing> boxes = {};
   };
 
   // A query tile as the producer publishes it: its rows, and the keys that they see, each of them and all.
@@ -138,7 +138,7 @@ struct HopperItems {
 
   // Where a search puts its results: directly in the item if it finds only one.
   template <class Shared>
-  static __device__ __forceinline__ PrefillRows* place_of_found(Shared& shared, Item& item) {
+  static __device__ __forceinline__ PrefillRows* search_results(Shared& shared, Item& item) {
     if constexpr (kItemsPerSearch > 1)
       return shared.found_items;
     else
@@ -210,17 +210,17 @@ struct HopperPrefillParts
                                                            : 160;
   static_assert(!kDecodes || kGroups == 2, "registers of two warpgroups of either");
   using Queries = TileLayout<kDim* int(sizeof(TK)) / 2, 128, 64>;
-  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
-  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
+  using Keys = KvTiles<TK, Key, constant_stride<Kv>, kKeys, kDim, 128, true>;
+  using Values = KvTiles<TV, Value, constant_stride<Kv>, kKeys, kCols, 128, true>;
   // Queries that are not plain memory are read through their functor by the consumers that need them.
-  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kBoxesOfValues = true;
+  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kTmaValues = true;
   // Whether results may be stored by TMA. They are staged where the queries of their tile were, which is free if the
   // next queries have another place. A query tile then ends sooner, but with 128 columns its key tiles take longer.
   // H100, without it in brackets: causal, 512 keys, 16 heads of 128 columns 105 us (113), 32 heads on 8 KV heads 203
   // (221); 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of
   // 128 columns, 2,048 keys without a mask, 468 (457).
-  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !k8Bit && is_16_bit<result_type<P>> &&
-                                          (kDim == 64 || score_ranges<typename P::S>);
+  static constexpr bool kTmaResults = Items::kUsesTma && kQueryStages == 2 && !k8Bit && is_16_bit<result_type<P>> &&
+                                      (kDim == 64 || score_ranges<typename P::S>);
 
   // Offsets of the scales of keys, and then of values, of all stages.
   static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
@@ -263,7 +263,7 @@ struct HopperPrefillParts
   // Few tiles per head, contiguous tiles: H200, causal, products of 8 bits, 640 keys 118 us, and 141 in blocks of whole
   // heads, whose number per multiprocessor differs; 768 keys 114 and 119, 512 keys 99 and 99. With more tiles per head
   // they are slower: 1,536 keys of 32 heads of 64 columns 279 us, in sections 251 (H100).
-  static void share_out(PrefillGrid& grid, const P& p) {
+  static void choose_schedule(PrefillGrid& grid, const P& p) {
     const int64_t all = grid.total_items, resident_blocks = grid.resident_blocks;
     const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
     if (kExponentialsBound && of_head <= few) {

@@ -16,9 +16,9 @@ struct HopperItemProducer : Parts {
   // Called by all producer threads for tile `wanted`, which the block takes in a round; false if there is none.
   // `number` counts the block's query tiles. When item_full completes, consumers may read the item and its queries.
   template <class Params, class Shared>
-  static __device__ __forceinline__ bool bring_item(const Params& params, Shared& shared, unsigned char* memory,
-                                                    int number, unsigned wanted, unsigned round, PrefillRows& rows,
-                                                    SeenKeys& all) {
+  static __device__ __forceinline__ bool load_item(const Params& params, Shared& shared, unsigned char* memory,
+                                                   int number, unsigned wanted, unsigned round, PrefillRows& rows,
+                                                   SeenKeys& all) {
     const auto& p = params.problem;
     Item& item = shared.items[number % kItems];
     uint64_t* const full = &shared.item_full[number % kItems];
@@ -28,7 +28,7 @@ struct HopperItemProducer : Parts {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
     } else {
-      PrefillRows* const found_items = Parts::place_of_found(shared, item);
+      PrefillRows* const found_items = Parts::search_results(shared, item);
       if (number % kItemsPerSearch == 0) {
         if (threadIdx.x < 32)
           params.grid.template search<Parts, kItemsPerSearch>(p, wanted, round, Parts::index(), Parts::count(),
@@ -47,7 +47,7 @@ struct HopperItemProducer : Parts {
       Parts::wait_for_room(shared, number);
 #pragma unroll 1
       for (int i = 0; i < kGroups; ++i)
-        bring_queries<typename Parts::TK, 64, typename Parts::Queries>(
+        load_query_tile<typename Parts::TK, 64, typename Parts::Queries>(
             p, rows, i * 64, Parts::queries_of(memory, number, i), int(p.shape.dim));
     }
     arch::mbarrier_arrive_copied(full);
@@ -80,13 +80,13 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kItems;
   using Parts::kReducedDim, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::k8Bit;
-  using HopperItemProducer<Parts>::bring_item;
+  using HopperItemProducer<Parts>::load_item;
   // Whether the next query tile is found and its queries are copied during the keys of this one: with 128 columns and
   // room for the next queries. H200, in alternation, causal: 1,024 keys of 16 heads take 146 us (150 without), of 32
   // heads on 8 KV heads 275 (283), 2,048 keys 454 (462); 16,384 keys, and all calls without a mask, take the same. With
   // 64 columns, where producers have few registers, causal 1,024 keys would take 225 us (210 without).
   static constexpr bool kPreparesNext = kDim == 128 && Parts::kQueryStages > 1 && !k8Bit;
-  using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
+  using BoxesOfTile = std::conditional_t<Parts::kUsesTma, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::release_registers<kProducerRegisters>();
@@ -104,7 +104,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
       each_item(params.grid, [&](int number, unsigned wanted, unsigned round) {
         PrefillRows rows;
         SeenKeys all;
-        if (!bring_item(params, shared, memory, number, wanted, round, rows, all)) return false;
+        if (!load_item(params, shared, memory, number, wanted, round, rows, all)) return false;
         if constexpr (kDecodes) {
           const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
           decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), scales_of<kKeyScales>(shared), shared.keys_full,
@@ -134,7 +134,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
         SeenKeys seen;
         unsigned wanted;
         there = items.next(params.grid, wanted) &&
-                bring_item(params, shared, memory, items.number, wanted, items.round - 1, next_rows, seen);
+                load_item(params, shared, memory, items.number, wanted, items.round - 1, next_rows, seen);
       });
       if (!there) return;
       arch::named_barrier_sync(kProducerBarrier, 128);
@@ -154,22 +154,22 @@ struct HopperProducer : HopperItemProducer<Parts> {
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
     const BoxesOfTile boxes(params.boxes, tiles.low, end_of_keys(p, rows));
-    const void* addresses[Keys::kFound] = {};
-    BoxPlace keys_place{}, values_place{};
+    const void* addresses[Keys::kLaneAddresses] = {};
+    BoxCoordinates keys_box{}, values_box{};
     // In the order of the products: the keys of a tile, then the values of the tile before it.
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, before = pos - kKeys;
-      values_place = keys_place;
-      if (tile < tiles.count && boxes.have(pos)) keys_place = boxes.find(p.kv, rows.b, pos);
-      if constexpr (!in_one_run<Kv>) {
+      values_box = keys_box;
+      if (tile < tiles.count && boxes.have(pos)) keys_box = boxes.find(p.kv, rows.b, pos);
+      if constexpr (!constant_stride<Kv>) {
         const bool copies = (tile < tiles.count && !boxes.have(pos)) || (tile > 0 && !boxes.have(before));
         if (copies && lane % 16 < Keys::kWarpRows) {
           const Keys keys(key_at, pos, 0, dim, true);
           const Values values(value_at, pos, 0, cols, true);
           const int first = lane < 16 ? pos : before;
           KERNELS_UNROLL
-          for (int j = 0; j < Keys::kFound; ++j) {
+          for (int j = 0; j < Keys::kLaneAddresses; ++j) {
             const int at =
                 greater(tiles.low, first + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - first));
             addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
@@ -182,10 +182,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
         uint64_t* const full = &shared.keys_full[stage];
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
         if (boxes.have(pos)) {
-          boxes.template bring<false>(keys_place, rows.kv_head, dim, to, full);
+          boxes.template load<false>(keys_box, rows.kv_head, dim, to, full);
         } else {
           Keys keys(key_at, pos, 0, dim, true);
-          keys.template bring<false>(to, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+          keys.template load<false>(to, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
           arch::mbarrier_arrive_copied(full);
         }
         keys_to.next(tile);
@@ -196,10 +196,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
         uint64_t* const full = &shared.values_full[stage];
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
         if (boxes.have(before)) {
-          boxes.template bring<true>(values_place, rows.kv_head, cols, to, full);
+          boxes.template load<true>(values_box, rows.kv_head, cols, to, full);
         } else {
           Values values(value_at, before, 0, cols, true);
-          values.template bring<false>(to, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+          values.template load<false>(to, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
           arch::mbarrier_arrive_copied(full);
         }
         values_to.next(tile - 1);
@@ -210,11 +210,11 @@ struct HopperProducer : HopperItemProducer<Parts> {
 
   // Looks up the addresses of a key tile's rows, in the lanes where KvTiles expects them.
   template <class Some, class At>
-  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some,
+  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kLaneAddresses], const Some& some,
                                                    const At& at, int pos, int low, int end) {
-    if constexpr (!in_one_run<Kv>) {
+    if constexpr (!constant_stride<Kv>) {
       KERNELS_UNROLL
-      for (int j = 0; j < Some::kFound; ++j) {
+      for (int j = 0; j < Some::kLaneAddresses; ++j) {
         const int row = Some::tile_row(lesser(int(threadIdx.x % 16), Some::kWarpRows - 1) + j * 16);
         addresses[j] = some.address(at(int64_t(pos) + greater(low, lesser(row, end - 1))));
       }
@@ -232,7 +232,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     const int thread = int(threadIdx.x), dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     unsigned char* const copied = stages + kStages * kStageBytes;
     const BoxesOfTile boxes(params.boxes, tiles.low, end_of_keys(p, rows));
-    const void* addresses[Keys::kFound] = {};
+    const void* addresses[Keys::kLaneAddresses] = {};
     const auto scale_of = [&](int tile) {
       const int key = tiles.begin + tile * kKeys + thread;
       return Key::scaled && thread < kKeys && key >= tiles.low && key < tiles.end ? key_at(key).scale(0) : 0.f;
@@ -245,15 +245,15 @@ struct HopperProducer : HopperItemProducer<Parts> {
                   stage = StagePhases::stage(tile);
         uint64_t *const full = &shared.keys_full[stage], *const values_copied = &shared.copied_full[stage];
         unsigned char *const to = stages + stage * kStageBytes, *const values_to_copy = copied + stage * Values::kBytes;
-        const bool in_boxes = boxes.have(pos);
-        BoxPlace place{};
-        if (in_boxes) {
-          place = boxes.find(p.kv, rows.b, pos);
-          boxes.template bring<true>(place, rows.kv_head, cols, values_to_copy, values_copied);
+        const bool by_tma = boxes.have(pos);
+        BoxCoordinates box{};
+        if (by_tma) {
+          box = boxes.find(p.kv, rows.b, pos);
+          boxes.template load<true>(box, rows.kv_head, cols, values_to_copy, values_copied);
         } else {
           Values values(value_at, pos, 0, cols, true);
           find_rows(addresses, values, value_at, pos, low, end);
-          values.template bring<false>(values_to_copy, value_at, pos, low, end, addresses, 0);
+          values.template load<false>(values_to_copy, value_at, pos, low, end, addresses, 0);
           arch::mbarrier_arrive_copied(values_copied);
         }
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
@@ -261,12 +261,12 @@ struct HopperProducer : HopperItemProducer<Parts> {
           if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
           scale = scale_of(tile + 1);
         }
-        if (in_boxes) {
-          boxes.template bring<false>(place, rows.kv_head, dim, to, full);
+        if (by_tma) {
+          boxes.template load<false>(box, rows.kv_head, dim, to, full);
         } else {
           Keys keys(key_at, pos, 0, dim, true);
           find_rows(addresses, keys, key_at, pos, low, end);
-          keys.template bring<false>(to, key_at, pos, low, end, addresses, 0);
+          keys.template load<false>(to, key_at, pos, low, end, addresses, 0);
           arch::mbarrier_arrive_copied(full);
         }
         keys_to.next(tile);
@@ -314,15 +314,15 @@ struct HopperProducer : HopperItemProducer<Parts> {
     KvTiles some(at, tiles.begin, 0, cols, true);
     typename KvTiles::Codes codes;
     float scale = 0.f;
-    const auto ask = [&](int tile) {
+    const auto issue_loads = [&](int tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
       if (KvTiles::scaled)
         scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
-      const void* addresses[KvTiles::kFound] = {};
+      const void* addresses[KvTiles::kLaneAddresses] = {};
       find_rows(addresses, some, at, pos, low, end);
       some.read_codes(codes, low, end, addresses);
     };
-    ask(0);
+    issue_loads(0);
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int stage = StagePhases::stage(tile);
@@ -331,7 +331,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
       some.decode(stages + stage * kStageBytes, codes);
       arch::mbarrier_arrive(&full[stage]);
       to.next(tile);
-      if (tile + 1 < tiles.count) ask(tile + 1);
+      if (tile + 1 < tiles.count) issue_loads(tile + 1);
     }
   }
 };

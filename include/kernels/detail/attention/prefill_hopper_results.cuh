@@ -42,7 +42,7 @@ class ResultRows {
       : first_row_(first_row), first_col_(first_col + int(threadIdx.x % 4) * 8) {
     KERNELS_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const auto at = rows.place(row(half));
+      const auto at = rows.query_head(row(half));
       to_[half] = rows.token + at.query, col_[half] = int64_t(at.head) * p.shape.value_dim() + first_col_;
     }
   }
@@ -50,7 +50,7 @@ class ResultRows {
   // Writes outputs (accumulator fragments), multiplied by the factor of their half of the rows.
   __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
                                       const float (&factor)[2]) const {
-    if (is_split<P>(rows)) return leave(p, rows, outputs, factor);
+    if (is_split<P>(rows)) return store_partials(p, rows, outputs, factor);
     Pack<T, 8> packs[kBlocks][2];
     KERNELS_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
@@ -92,8 +92,8 @@ class ResultRows {
   __device__ __forceinline__ int row(int half) const { return first_row_ + half * 8 + int(threadIdx.x % 32) / 4; }
 
   // Writes partial results.
-  __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
-                                        const float (&factor)[2]) const {
+  __device__ __forceinline__ void store_partials(const P& p, const PrefillRows& rows,
+                                                 const float (&outputs)[kCols / 8][4], const float (&factor)[2]) const {
     const int cols = int(p.shape.value_dim()) - first_col_;
     KERNELS_UNROLL
     for (int i = 0; i < kBlocks * 2; ++i) {
@@ -134,16 +134,17 @@ class ResultRows {
 // stores them row by row. H200, latents: 2 us longer if each lane writes its 8 bytes of many rows, and 4 us longer if
 // lanes exchange all columns as above.
 template <int kCols>
-struct LeftRows {
+struct PartialRows {
   // Padded so that the 4 rows that half a warp writes at a time are in different banks.
   static constexpr int kPitch = kCols * 4 + 32;
   static constexpr int kBytes = 64 * kPitch;
 
   // Called by all threads of a warpgroup; first_row: of the warp. Once all have returned, the tile may be overwritten.
   template <class P>
-  static __device__ __forceinline__ void leave(const P& p, const PrefillRows& rows, unsigned char* tile, int first_row,
-                                               int first_col, const float (&outputs)[kCols / 8][4],
-                                               const float (&factor)[2], int barrier) {
+  static __device__ __forceinline__ void store_partials(const P& p, const PrefillRows& rows, unsigned char* tile,
+                                                        int first_row, int first_col,
+                                                        const float (&outputs)[kCols / 8][4], const float (&factor)[2],
+                                                        int barrier) {
     if constexpr (P::kSplits) {
       const int lane = int(threadIdx.x % 32), thread = int(threadIdx.x % 128);
       unsigned char* const mine = tile + (first_row + lane / 4) * kPitch + lane % 4 * 8;

@@ -77,10 +77,9 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   using Queries = TileLayout<kDim - kHeldRuns * 64, 128, kRows>;
   // A stage is two halves of its columns with a pair of barriers each: columns [0, kMiddle), and the rest.
   static constexpr int kMiddle = kCols / 2;
-  using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
-  using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
-  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kBoxesOfValues = false,
-                        kBoxesOfResults = false;
+  using Keys = KvTiles<TK, KeyRun<Kv>, constant_stride<Kv>, kKeys, kMiddle, 128, true>;
+  using Others = KvTiles<TK, KeyRun<Kv>, constant_stride<Kv>, kKeys, kDim - kMiddle, 128, true>;
+  static constexpr bool kCopiesQueries = is_stored_as<typename P::Q, TK>, kTmaValues = false, kTmaResults = false;
   static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes + Others::kBytes,
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
 
@@ -102,7 +101,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
   static_assert(kSharedBytes <= 227 << 10, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  static void share_out(PrefillGrid&, const P&) {}
+  static void choose_schedule(PrefillGrid&, const P&) {}
 
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int, int) { return memory; }
   static __device__ __forceinline__ unsigned char* stage_of(unsigned char* memory, int stage) {
@@ -148,8 +147,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
     Parts::each_item(params.grid, [&](int number, unsigned wanted, unsigned round) {
       PrefillRows rows;
       SeenKeys all;
-      if (!HopperItemProducer<Parts>::bring_item(params, shared, memory, number, wanted, round, rows, all))
-        return false;
+      if (!HopperItemProducer<Parts>::load_item(params, shared, memory, number, wanted, round, rows, all)) return false;
       copy_keys(params, shared, memory, rows, Tiles(all), keys_to);
       return true;
     });
@@ -166,7 +164,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
     const TileBox<TK, kKeys, Keys::Layout::kRuns> boxes(params.boxes, tiles.low, end_of_all);
     const TileBox<TK, kKeys, Others::Layout::kRuns, Keys::Layout::kRuns> other_boxes(params.boxes, tiles.low,
                                                                                      end_of_all);
-    const void *addresses[Keys::kFound] = {}, *other_addresses[Keys::kFound] = {};
+    const void *addresses[Keys::kLaneAddresses] = {}, *other_addresses[Keys::kLaneAddresses] = {};
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
@@ -174,24 +172,24 @@ struct LatentProducer : HopperItemProducer<Parts> {
       unsigned char* const to = Parts::stage_of(memory, stage);
       uint64_t(&full)[2] = shared.keys_full[stage];
       if (boxes.have(pos)) {
-        const BoxPlace place = boxes.find(p.kv, rows.b, pos), other_place = other_boxes.find(p.kv, rows.b, pos);
+        const BoxCoordinates box = boxes.find(p.kv, rows.b, pos), other_box = other_boxes.find(p.kv, rows.b, pos);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
-        boxes.template bring<false>(place, rows.kv_head, Parts::kDim, to, &full[0]);
+        boxes.template load<false>(box, rows.kv_head, Parts::kDim, to, &full[0]);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
-        other_boxes.template bring<false>(other_place, rows.kv_head, Parts::kDim, to + Keys::kBytes, &full[1]);
+        other_boxes.template load<false>(other_box, rows.kv_head, Parts::kDim, to + Keys::kBytes, &full[1]);
       } else {
         Keys keys(at, pos, 0, Parts::kMiddle, true);
         Others others(at, pos, Parts::kMiddle, Parts::kDim - Parts::kMiddle, true);
-        if constexpr (!in_one_run<typename P::Kv>) {
+        if constexpr (!constant_stride<typename P::Kv>) {
           const int row = Keys::tile_row(lesser(int(threadIdx.x % 16), Keys::kWarpRows - 1));
           const auto run = at(int64_t(pos) + greater(low, lesser(row, end - 1)));
           addresses[0] = keys.address(run), other_addresses[0] = others.address(run);
         }
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
-        keys.template bring<false>(to, at, pos, low, end, addresses, 0);
+        keys.template load<false>(to, at, pos, low, end, addresses, 0);
         arch::mbarrier_arrive_copied(&full[0]);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
-        others.template bring<false>(to + Keys::kBytes, at, pos, low, end, other_addresses, 0);
+        others.template load<false>(to + Keys::kBytes, at, pos, low, end, other_addresses, 0);
         arch::mbarrier_arrive_copied(&full[1]);
       }
       keys_to.next(tile);
@@ -220,8 +218,8 @@ struct LatentConsumer : Parts {
   static constexpr int kOwnBarrier = Parts::kProducerBarrier + 1 + kGroup;
   // Partial results are staged where the keys were. This is safe as kItems is 1: the producer does not start the next
   // query tile before this one is finished.
-  using Left = LeftRows<kCols>;
-  static_assert(2 * Left::kBytes <= Parts::kStages * Parts::kStageBytes && Parts::kItems == 1, "room for results");
+  using Partials = PartialRows<kCols>;
+  static_assert(2 * Partials::kBytes <= Parts::kStages * Parts::kStageBytes && Parts::kItems == 1, "room for results");
 
   // The query columns that are not in shared memory, as A fragments of wgmma.
   struct HeldQueries {
@@ -231,7 +229,7 @@ struct LatentConsumer : Parts {
       for (int half = 0; half < 2; ++half) {
         const int row = Work::row(0, half);
         const bool there = row < rows.count;
-        const auto place = rows.place(there ? row : 0);
+        const auto place = rows.query_head(there ? row : 0);
         const int64_t first = int64_t(place.head) * Parts::kDim + kFirstHeld * 16 + threadIdx.x % 4 * 2;
         KERNELS_UNROLL
         for (int i = 0; i < Parts::kHeldRuns * 8; ++i) {
@@ -264,7 +262,7 @@ struct LatentConsumer : Parts {
       if (item.rows.count == 0) return false;
       if constexpr (!Parts::kCopiesQueries) {
         if constexpr (kGroup == 0) {
-          bring_queries<TK, 64, typename Parts::Queries>(p, item.rows, 0, memory, Parts::kDim);
+          load_query_tile<TK, 64, typename Parts::Queries>(p, item.rows, 0, memory, Parts::kDim);
           arch::copy_async_commit();
           arch::copy_async_wait<0>();
           arch::async_proxy_fence();
@@ -330,18 +328,18 @@ struct LatentConsumer : Parts {
       } else {
         make_logits(tile + 1);
         begin_others(tile);
-        const typename Work::Look look = look_at(tile + 1);
+        const typename Work::MaxUpdate update = mask_and_update_max(tile + 1);
         end(tile);  // first, so that the producer can refill its stage
-        weigh(tile + 1, look);
-        begin_own(tile + 1, look);
+        weigh(tile + 1, update);
+        begin_own(tile + 1, update);
         end(tile + 1);
       }
     }
     __device__ __forceinline__ void add_own(int tile) {
       make_logits(tile);
-      const typename Work::Look look = look_at(tile);
-      weigh(tile, look);
-      begin_own(tile, look);
+      const typename Work::MaxUpdate update = mask_and_update_max(tile);
+      weigh(tile, update);
+      begin_own(tile, update);
       end(tile);
     }
 
@@ -373,17 +371,17 @@ struct LatentConsumer : Parts {
       arch::pin(logits);
     }
     // Masks the logits, and updates the running maximum.
-    __device__ __forceinline__ typename Work::Look look_at(int tile) {
+    __device__ __forceinline__ typename Work::MaxUpdate mask_and_update_max(int tile) {
       const int pos = tiles.begin + tile * kKeys;
-      return state.template look_at<false>(p, rows, item.row_keys, pos, tile >= first_whole && tile < last_whole,
-                                           state.fetch_masks(p, rows, pos));
+      return state.template mask_and_update_max<false>(
+          p, rows, item.row_keys, pos, tile >= first_whole && tile < last_whole, state.fetch_masks(p, rows, pos));
     }
     // Makes the weights, and publishes them and the running maximum for the other group.
-    __device__ __forceinline__ void weigh(int tile, const typename Work::Look& look) {
+    __device__ __forceinline__ void weigh(int tile, const typename Work::MaxUpdate& update) {
       const int stage = StagePhases::stage(tile), lane = threadIdx.x % 32;
       for (int half = 0; half < 2 && lane % 4 == 0; ++half)
         shared.largest[stage][Work::row(0, half)] = state.largest[0][half];
-      state.make_exponentials(look);
+      state.make_exponentials(update);
       state.round_weights(nullptr);
       __syncwarp();
       leave_weights(Parts::weights_of(memory, stage));
@@ -402,8 +400,8 @@ struct LatentConsumer : Parts {
     // begin_own() and begin_others() issue the product of the weights and values of a key tile: weights that this
     // warpgroup has made, or those of the other one. Earlier products must have completed, as both rescale the outputs
     // first.
-    __device__ __forceinline__ void begin_own(int tile, const typename Work::Look& look) {
-      state.rescale_outputs(look);
+    __device__ __forceinline__ void begin_own(int tile, const typename Work::MaxUpdate& update) {
+      state.rescale_outputs(update);
       multiply(tile, [&](int i) -> const uint32_t(&)[4] { return state.weights[0][i]; });
     }
     __device__ __forceinline__ void begin_others(int tile) {
@@ -414,11 +412,11 @@ struct LatentConsumer : Parts {
       arch::mbarrier_wait_in_block(&shared.keys_full[stage][1], at.at(tile));
       arch::mbarrier_wait_in_block(&shared.weights_full[stage], at.at(tile));
       arch::async_proxy_fence();
-      typename Work::Look look{1, {}, false};
+      typename Work::MaxUpdate update{1, {}, false};
       const float* const largest = shared.largest[stage] + Work::row(0, 0);
       const float found[1][2] = {{largest[0], largest[8]}};
-      state.raise_to(look, found);
-      state.rescale_outputs(look);
+      state.raise_max(update, found);
+      state.rescale_outputs(update);
       const uint64_t weights = arch::warpgroup_tile(arch::shared_address(Parts::weights_of(memory, stage)));
       multiply(tile, [&](int i) { return weights + i * 2; });
     }
@@ -466,8 +464,8 @@ struct LatentConsumer : Parts {
     }
     if (!mine) return;
     if (is_split<P>(rows)) {
-      unsigned char* const tile = memory + Parts::kQueryBytes + kGroup * Left::kBytes;
-      return Left::leave(p, rows, tile, Work::first_row(), kGroup * kCols, outputs, inverse, kOwnBarrier);
+      unsigned char* const tile = memory + Parts::kQueryBytes + kGroup * Partials::kBytes;
+      return Partials::store_partials(p, rows, tile, Work::first_row(), kGroup * kCols, outputs, inverse, kOwnBarrier);
     }
     ResultRows<kCols, P>(p, rows, Work::first_row(), kGroup * kCols).put(p, rows, outputs, inverse);
   }

@@ -13,7 +13,6 @@
 // - part: a range of Body::kCols columns of the output, where a kernel cannot accumulate all columns at once.
 //   (PartialResults is something else: the partial results of key splits.)
 // - pack: how many heads have their rows interleaved in a tile (GQA packing); 1: a tile has rows of one head.
-// - left: partial results that are left in the workspace for the merge.
 #pragma once
 
 #include "../../exec.cuh"
@@ -57,10 +56,10 @@ struct PrefillRows {
   FastDivision pack;
   int splits, split, key_begin, key_end, first_partial_row;
 
-  struct Place {
+  struct QueryHead {
     int query, head;
   };
-  __device__ __forceinline__ Place place(int row) const {
+  __device__ __forceinline__ QueryHead query_head(int row) const {
     unsigned head = unsigned(first + row);
     const int query = int(pack(head));
     return {query, first_head + int(head)};
@@ -93,7 +92,7 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) { 
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t total_items;    // 0: too many for an index
-  unsigned of_block = 1;  // contiguous items per block
+  unsigned items_per_block = 1;  // contiguous items per block
   unsigned step = 1;      // or: distance between the items of a persistent block
   unsigned rounds = 1;    // the most items per block
   bool reverses = false;  // whether persistent blocks reverse their order in every other round
@@ -103,7 +102,7 @@ struct PrefillGrid {
   int64_t most_blocks = INT64_MAX;
   int pair = 1;  // blocks of a cluster that share a query tile, each with some of its keys
   bool even = false;  // all sequences have the same items, and no keys are split
-  SplitPolicy cuts;
+  SplitPolicy split_policy;
 
   // share: split keys so that the work of all sequences together fills the machine, instead of each sequence by itself.
   template <class Body, class P>
@@ -112,16 +111,17 @@ struct PrefillGrid {
     constexpr bool splits = P::kSplits;
     static_assert(Body::kRows <= PrefillWorkspace::most_rows(Body::kDim) && Body::kOnEach <= SplitPolicy::kOnEach,
                   "what the workspace has room for");
-    const SplitPolicy cuts(device, p.options, Body::kOnEach, Body::kKeys, share, most_keys(p.kv));
-    PrefillGrid grid(shape, cuts, splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
+    const SplitPolicy split_policy(device, p.options, Body::kOnEach, Body::kKeys, share, most_keys(p.kv));
+    PrefillGrid grid(shape, split_policy, splits, Body::kRows, Body::kCols,
+                     packed(shape.q_len, shape.group(), Body::kRows));
     if (grid.even)
-      Body::share_out(grid, p);
+      Body::choose_schedule(grid, p);
     else if (Body::kPersistentBlocksPerSm > 0 &&
              grid.total_items >= int64_t(splits ? 1 : 2) * Body::kPersistentBlocksPerSm * grid.resident_blocks)
       grid.persist(Body::kPersistentBlocksPerSm), grid.reverses = true;
     return grid;
   }
-  int64_t blocks() const { return pair * lesser(most_blocks, (total_items + of_block - 1) / of_block); }
+  int64_t blocks() const { return pair * lesser(most_blocks, (total_items + items_per_block - 1) / items_per_block); }
 
   // Persistent blocks, `each` times as many as are resident.
   void persist(int64_t each) {
@@ -137,7 +137,7 @@ struct PrefillGrid {
   // device knows.
   void take_contiguous_items(int64_t most) {
     const int64_t waves = tiles_of(total_items, resident_blocks * most);
-    of_block = rounds = unsigned(tiles_of(total_items, resident_blocks * waves));
+    items_per_block = rounds = unsigned(tiles_of(total_items, resident_blocks * waves));
   }
   // Persistent blocks for causal masks, where each tile of a head sees fewer keys than the one before it. Blocks
   // process a section of heads in rounds: the first tiles of all its heads, then the second tiles, and so on. Rounds
@@ -166,7 +166,7 @@ struct PrefillGrid {
   }
   // The item that a block takes in a round. There may be none: the result is then at least total_items.
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
-    if (section == 0) return (reverses && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
+    if (section == 0) return (reverses && round % 2 != 0 ? blocks - 1 - block : block) * items_per_block + round * step;
     unsigned in_section = round;
     const unsigned s = section_rounds(in_section);  // in_section becomes the remainder
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
@@ -175,7 +175,7 @@ struct PrefillGrid {
   }
 
   // Splits of the longest sequence.
-  int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
+  int most_splits() const { return split_policy.most_of(tiles.divisor * parts.divisor * heads.divisor); }
 
   // Called by all threads of a block. Contains a barrier, or needs one behind it before `kept` is read. `kept` stays in
   // shared memory for a later same_in_lanes().
@@ -199,7 +199,7 @@ struct PrefillGrid {
     PrefillRows r = of_sequence(p, int(b));
     r.pack = pack;
     if constexpr (P::kSplits) r.key_end = r.keys;
-    place(r, each, tiles.divisor, tile, part, head);
+    set_tile(r, each, tiles.divisor, tile, part, head);
     return r;
   }
 
@@ -246,18 +246,18 @@ struct PrefillGrid {
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
     const bool alike = p.shape.q_offsets == nullptr;  // all sequences have the same number of queries
     bool shares = false;
-    if constexpr (P::kSplits) shares = cuts.shared;
+    if constexpr (P::kSplits) shares = split_policy.shared;
     // If all sequences have the same number of queries and the grid is not even, the host knows that blocks of whole
     // sequences are all resident. This saves the first pass.
     Pass pass = !shares ? Pass::parts : alike ? Pass::key_tiles : Pass::whole;
     int most = kUncut;   // key tiles of a split
     int owner = lane;    // the lane whose sequences are counted
     unsigned block = 0;  // the number of the wanted item among them
-    int left_ahead = 0;  // rows of partial results of the sequences before them
+    int partial_rows_ahead = 0;  // rows of partial results of the sequences before them
     KERNELS_ROLLED
     for (;;) {
       unsigned sum = 0;
-      int left = 0;
+      int partial_rows = 0;
       const int begin = int(lesser<int64_t>(int64_t(owner) * each, p.shape.batch)),
                 end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
       KERNELS_ROLLED
@@ -265,13 +265,14 @@ struct PrefillGrid {
         const Share s = share<Body>(p, b, alike);
         const Cut cut = cut_of(p, s, most);
         if (pass == Pass::find && block - sum < cut.blocks) {
-          *found = rows_in<Body>(p, s, cut.splits, block - sum, left_ahead + left);
+          *found = rows_in<Body>(p, s, cut.splits, block - sum, partial_rows_ahead + partial_rows);
           return;
         }
-        sum += pass == Pass::key_tiles ? s.blocks * unsigned(s.key_tiles) : cut.blocks, left += cut.left;
+        sum += pass == Pass::key_tiles ? s.blocks * unsigned(s.key_tiles) : cut.blocks,
+            partial_rows += cut.partial_rows;
       }
       if (shares) {
-        const unsigned total = __reduce_add_sync(all, sum), once = unsigned(cuts.once);
+        const unsigned total = __reduce_add_sync(all, sum), once = unsigned(split_policy.once);
         if (pass == Pass::whole && total <= once) {
           pass = Pass::key_tiles;
           continue;
@@ -284,17 +285,17 @@ struct PrefillGrid {
         }
       }
       unsigned up_to = sum;  // items up to and including this lane's sequences
-      left_ahead = left;
+      partial_rows_ahead = partial_rows;
       KERNELS_ROLLED
       for (int distance = 1; distance < 32; distance *= 2) {
         const unsigned other = __shfl_up_sync(all, up_to, distance);
-        const int other_left = P::kSplits ? __shfl_up_sync(all, left_ahead, distance) : 0;
-        if (lane >= distance) up_to += other, left_ahead += other_left;
+        const int other_partial_rows = P::kSplits ? __shfl_up_sync(all, partial_rows_ahead, distance) : 0;
+        if (lane >= distance) up_to += other, partial_rows_ahead += other_partial_rows;
       }
       if constexpr (P::kSplits) {
-        if (blockIdx.x == 0 && lane == 31) *p.parts.count = left_ahead;
+        if (blockIdx.x == 0 && lane == 31) *p.parts.count = partial_rows_ahead;
       }
-      block = wanted - (up_to - sum), left_ahead -= left;
+      block = wanted - (up_to - sum), partial_rows_ahead -= partial_rows;
       if constexpr (kSame) {
         owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
         if (owner < 0 && lane == 0) found->count = 0;
@@ -308,7 +309,7 @@ struct PrefillGrid {
           if (lane == other) owner = __ffs(int(behind)) - 1;
         }
         block = wanted - __shfl_sync(all, up_to - sum, owner);
-        left_ahead = __shfl_sync(all, left_ahead, owner);
+        partial_rows_ahead = __shfl_sync(all, partial_rows_ahead, owner);
         if (wanted == kNone) return;
         if (owner < 0) {
           found->count = 0;
@@ -337,7 +338,7 @@ struct PrefillGrid {
         pack(together ? shape.group() : 1),
         group(shape.group()),
         resident_blocks(unsigned(how.once)),
-        cuts(how) {
+        split_policy(how) {
     constexpr int64_t limit = INT32_MAX;
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
     total_items = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch
@@ -345,7 +346,8 @@ struct PrefillGrid {
                       : of_head * heads.divisor * shape.batch;
     if (total_items == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
-    const bool whole = !splits || (cuts.shared ? total_items > cuts.once : cuts.most_of(longest) == 1);
+    const bool whole =
+        !splits || (split_policy.shared ? total_items > split_policy.once : split_policy.most_of(longest) == 1);
     even = whole && shape.q_offsets == nullptr;
     if (even) return;
     // With q_offsets, all tiles of a sequence but one are full.
@@ -353,19 +355,20 @@ struct PrefillGrid {
       total_items = lesser(
           total_items, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
-    if (cuts.shared) {
+    if (split_policy.shared) {
       // A pair of blocks merges its results sooner than a second kernel does. This pays if each pair has all rows of a
       // sequence and these fill their tile. With fewer sequences there are more splits anyway, and other calls can be
       // split finer without pairs. H200, 4,096 keys, 128 heads: 32 sequences take 89 us (101 us without pairs), 24 take
       // 85 (96), 16 take 68 (67), and 8 take 50 (48). 64 sequences of 16 heads and up to 8,192 keys take 144 us (114).
-      if (2 * total_items <= cuts.once && 3 * total_items > cuts.once && shape.q_len * shape.group() >= each)
-        pair = 2, cuts.once /= 2;
-      total_items = greater<int64_t>(total_items, cuts.once);
+      if (2 * total_items <= split_policy.once && 3 * total_items > split_policy.once &&
+          shape.q_len * shape.group() >= each)
+        pair = 2, split_policy.once /= 2;
+      total_items = greater<int64_t>(total_items, split_policy.once);
       return;
     }
-    const bool known = shape.q_offsets == nullptr || cuts.fixed > 0;
-    const int64_t more = total_items * (known ? cuts.most_of(longest) : cuts.most());
-    total_items = known ? more : lesser(more, total_items + shape.batch * cuts.twice);
+    const bool known = shape.q_offsets == nullptr || split_policy.fixed > 0;
+    const int64_t more = total_items * (known ? split_policy.most_of(longest) : split_policy.most());
+    total_items = known ? more : lesser(more, total_items + shape.batch * split_policy.twice);
     if (total_items > limit) total_items = 0;
   }
 
@@ -380,8 +383,8 @@ struct PrefillGrid {
     return r;
   }
   // Fills in the rows of tile `tile`, counted from the end, of tiles_there tiles.
-  __device__ __forceinline__ void place(PrefillRows& r, int each, unsigned tiles_there, unsigned tile, unsigned part,
-                                        unsigned head) const {
+  __device__ __forceinline__ void set_tile(PrefillRows& r, int each, unsigned tiles_there, unsigned tile, unsigned part,
+                                           unsigned head) const {
     r.first = int(tiles_there - 1 - tile) * each;
     r.part = int(part);
     r.first_head = int(head * r.pack.divisor);
@@ -424,7 +427,7 @@ struct PrefillGrid {
   // Splits of a sequence's keys, and the resulting blocks and rows of partial results. most: key tiles per split, if
   // the work of all sequences is shared out.
   struct Cut {
-    int splits, left;
+    int splits, partial_rows;
     unsigned blocks;
   };
   template <class P>
@@ -432,18 +435,18 @@ struct PrefillGrid {
     Cut cut{1, 0, s.blocks};
     if constexpr (P::kSplits) {
       if (s.queries == 0) return cut;
-      cut.splits = cuts.shared ? greater(1, (s.key_tiles + most - 1) / most)
-                               : cuts.of(s.blocks, s.key_tiles, unsigned(s.queries) * group.divisor);
+      cut.splits = split_policy.shared ? greater(1, (s.key_tiles + most - 1) / most)
+                                       : split_policy.of(s.blocks, s.key_tiles, unsigned(s.queries) * group.divisor);
       cut.blocks *= unsigned(cut.splits);
-      if (cut.splits > 1) cut.left = cut.splits * s.queries * int(p.shape.heads);
+      if (cut.splits > 1) cut.partial_rows = cut.splits * s.queries * int(p.shape.heads);
     }
     return cut;
   }
 
-  // The rows of block `block` of a sequence, whose partial results start at row `left` of the workspace.
+  // The rows of block `block` of a sequence, whose partial results start at row `partial_rows` of the workspace.
   template <class Body, class P>
   __device__ __forceinline__ PrefillRows rows_in(const P& p, const Share& s, int splits, unsigned block,
-                                                 int left) const {
+                                                 int partial_rows) const {
     PrefillRows r = of_sequence(p, s.b);
     r.pack = group;
     if (!s.together) r.pack.divisor = 1;
@@ -458,10 +461,10 @@ struct PrefillGrid {
       r.key_begin = cut(r.split) * Body::kKeys,
       r.key_end = int(lesser<int64_t>(int64_t(cut(r.split + 1)) * Body::kKeys, r.keys));
     }
-    place(r, Body::kRows, s.tiles, tile, part, head);
+    set_tile(r, Body::kRows, s.tiles, tile, part, head);
     if constexpr (P::kSplits)
-      r.first_partial_row =
-          left + r.split * r.queries * int(p.shape.heads) + int(head) * r.queries * int(r.pack.divisor) + r.first;
+      r.first_partial_row = partial_rows + r.split * r.queries * int(p.shape.heads) +
+                            int(head) * r.queries * int(r.pack.divisor) + r.first;
     return r;
   }
 };
@@ -476,7 +479,7 @@ __device__ __forceinline__ bool is_split(const PrefillRows& rows) {
 template <class P>
 __device__ __forceinline__ void store_partial_state(const P& p, const PrefillRows& rows, int row, float logsumexp) {
   if constexpr (P::kSplits) {
-    const auto place = rows.place(row);
+    const auto place = rows.query_head(row);
     p.parts.rows[rows.first_partial_row + row] = {int32_t(rows.token + place.query), uint16_t(place.head),
                                                   uint16_t(rows.split == 0 ? rows.splits : 0),
                                                   rows.queries * int(p.shape.heads), logsumexp};
@@ -502,7 +505,7 @@ struct RowKeys {
 template <class P>
 __device__ __forceinline__ RowKeys keys_seen(const P& p, const PrefillRows& rows, int row) {
   if (row >= rows.count) return {0, 0};
-  const KeyRange seen = key_range(p.score, rows.at(rows.place(row).query));
+  const KeyRange seen = key_range(p.score, rows.at(rows.query_head(row).query));
   int begin = int(lesser<int64_t>(seen.begin, rows.keys)), end = int(lesser<int64_t>(seen.end, rows.keys));
   if constexpr (P::kSplits) begin = greater(begin, rows.key_begin), end = greater(begin, lesser(end, rows.key_end));
   return {begin, end};

@@ -34,7 +34,7 @@ struct SimtPrefillBody {
   // The tiles, and the queries behind them.
   static constexpr int kPersistentBlocksPerSm = 0;
   static constexpr bool kWarpgroups = false;
-  static void share_out(PrefillGrid&, const P&) {}
+  static void choose_schedule(PrefillGrid&, const P&) {}
   static size_t shared_bytes(const AttentionShape& shape) {
     return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4;
   }
@@ -46,7 +46,7 @@ struct SimtPrefillBody {
     if (rows.count == 0) return;
     ConsumerLoop attending(params.problem, rows, *reinterpret_cast<Tiles*>(floats_memory),
                            floats_memory + sizeof(Tiles) / 4);
-    attending.bring_all_queries();
+    attending.load_all_queries();
     const SeenKeys& all = attending.all;
     // Key tiles begin at multiples of their size, as in prefill.cuh.
     const unsigned last = unsigned(all.any_end);
@@ -77,24 +77,25 @@ struct SimtPrefillBody {
     SoftmaxState<float> states[2];
     float outputs[2][2][4] = {};
 
-    __device__ __forceinline__ ConsumerLoop(const P& problem, const PrefillRows& of_block, Tiles& memory, float* behind)
-        : p(problem), rows(of_block), tiles(memory), queries(behind) {
+    __device__ __forceinline__ ConsumerLoop(const P& problem, const PrefillRows& block_rows, Tiles& memory,
+                                            float* query_memory)
+        : p(problem), rows(block_rows), tiles(memory), queries(query_memory) {
       KERNELS_UNROLL
       for (int a = 0; a < 2; ++a) {
         mine[a] = threadIdx.x / 16 + a * 16;
-        const auto place = rows.place(mine[a]);
+        const auto place = rows.query_head(mine[a]);
         at[a] = {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
         seen[a] = keys_seen(p, rows, mine[a]);
       }
     }
 
     // Rows and columns that do not exist are zeros.
-    __device__ __forceinline__ void bring_all_queries() {
+    __device__ __forceinline__ void load_all_queries() {
       for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
         const int row = i / (dim / 4), col = i % (dim / 4) * 4;
-        bring(
+        load(
             queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; },
-            rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
+            rows.token + rows.query_head(row).query, int64_t(rows.query_head(row).head) * dim + col, p.wide_queries);
       }
     }
 
@@ -105,12 +106,12 @@ struct SimtPrefillBody {
       const bool there = key_row >= all.any_begin - pos && key_row < all.any_end - pos;
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
-        bring(
+        load(
             &tiles.keys[key_row][column], there && col + column < dim,
             [&] { return cached(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
         if (col == 0) {
           for (int i = column; i < kCols; i += 32) {
-            bring(
+            load(
                 &tiles.values[key_row][i], there && i < cols,
                 [&] { return cached(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i,
                 p.wide_values);
@@ -209,12 +210,14 @@ struct SimtPrefillBody {
 
   // Copies four columns of source().
   template <class Source>
-  static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
-                                               bool wide) {
-    bring_rows<float, 4, 1, 1, true, std::decay_t<decltype(source())>>(
+  static __device__ __forceinline__ void load(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
+                                              bool wide) {
+    load_rows<float, 4, 1, 1, true, std::decay_t<decltype(source())>>(
         [&](int, const auto& there, const auto& missing) {
-          if (is_there) there(source(), row, col, to);
-          else missing(to);
+          if (is_there)
+            there(source(), row, col, to);
+          else
+            missing(to);
         },
         wide);
   }

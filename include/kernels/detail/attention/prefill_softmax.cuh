@@ -45,7 +45,7 @@ struct SoftmaxAccumulator {
   // factor: what logits are multiplied by before exp2. raised: whether the maximum of any of the warp's rows has grown
   // by more than the slack (with kAlwaysRescales: always); only then shrink is set, the factors that rescale the
   // outputs.
-  struct Look {
+  struct MaxUpdate {
     float factor, shrink[kTiles][2];
     bool raised;
   };
@@ -90,18 +90,18 @@ struct SoftmaxAccumulator {
   template <bool kFull>
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
                                         bool whole, const float* scales) {
-    const Look look = look_at<kFull>(p, rows, row_keys, pos, whole, fetch_masks(p, rows, pos));
-    rescale_outputs(look);
-    make_exponentials(look);
+    const MaxUpdate update = mask_and_update_max<kFull>(p, rows, row_keys, pos, whole, fetch_masks(p, rows, pos));
+    rescale_outputs(update);
+    make_exponentials(update);
     round_weights(scales);
   }
 
   // Applies scores and masks to the logits. Unless kAhead, it also updates the running maximum and rescales the sums.
   // `whole`: the rows see all keys of the tile.
   template <bool kFull, bool kAhead = false, class Masks>
-  __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
-                                          bool whole, [[maybe_unused]] const Masks& masks) {
-    Look look{kLog2e, {}, false};
+  __device__ __forceinline__ MaxUpdate mask_and_update_max(const P& p, const PrefillRows& rows, const RowKeys* row_keys,
+                                                           int pos, bool whole, [[maybe_unused]] const Masks& masks) {
+    MaxUpdate update{kLog2e, {}, false};
     if constexpr (score_transforms<S> || score_masks_singly<S>) {
       if (whole && HasPairs<S>::value && pairs_at(p.score, pos))
         score_logits<true, HasPairs<S>::value>(p, rows, pos);
@@ -110,7 +110,7 @@ struct SoftmaxAccumulator {
       else
         score_logits<false, false>(p, rows, pos);
     } else {
-      look.factor = p.factor;
+      update.factor = p.factor;
       // The maximum of the products is not that of the logits if the scale is negative or tiny.
       if (!kFull && !(p.scale > kSmallScale)) each([&](int, int, int, float& logit) { logit *= p.scale; });
     }
@@ -122,8 +122,8 @@ struct SoftmaxAccumulator {
       }
     }
     if (!whole) mask_logits(row_keys, pos);
-    if constexpr (!kAhead) raise_largest(look);
-    return look;
+    if constexpr (!kAhead) update_row_max(update);
+    return update;
   }
 
   // kWhole: the rows see all keys of the tile. Otherwise logits beyond the last key or row are scored at the position
@@ -151,7 +151,7 @@ struct SoftmaxAccumulator {
   }
   // The row at key 0; rows beyond the last one are clamped to it.
   static __device__ __forceinline__ ScoreAt score_at(const PrefillRows& rows, int row) {
-    const auto place = rows.place(lesser(row, rows.count - 1));
+    const auto place = rows.query_head(lesser(row, rows.count - 1));
     return {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
   }
   template <bool kPairs, int N>
@@ -195,7 +195,7 @@ struct SoftmaxAccumulator {
     }
   }
   // Finds the maximum of each row in the tile, and rescales the sums to it.
-  __device__ __forceinline__ void raise_largest(Look& look) {
+  __device__ __forceinline__ void update_row_max(MaxUpdate& update) {
     float found[kTiles][2];
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -205,17 +205,17 @@ struct SoftmaxAccumulator {
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j)
           most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
-        found[i][half] = largest_of_row(most) * look.factor;
+        found[i][half] = largest_of_row(most) * update.factor;
       }
     }
-    raise_to(look, found);
+    raise_max(update, found);
   }
   static __device__ __forceinline__ float largest_of_row(float most) {
     most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
     return greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
   // Raises the running maximum to `found` where that is larger, and rescales the sums.
-  __device__ __forceinline__ void raise_to(Look& look, const float (&found)[kTiles][2]) {
+  __device__ __forceinline__ void raise_max(MaxUpdate& update, const float (&found)[kTiles][2]) {
     float before[kTiles][2];
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -225,57 +225,55 @@ struct SoftmaxAccumulator {
         if constexpr (kSlack == 0) largest[i][half] = greater(largest[i][half], found[i][half]);
         else if (found[i][half] - largest[i][half] > kSlack)
           largest[i][half] = found[i][half];
-        look.raised = look.raised || largest[i][half] != before[i][half];
+        update.raised = update.raised || largest[i][half] != before[i][half];
       }
     }
     // Most tiles do not raise the maximum, so the branch is worth while. A slack makes it rarer still; but then the
     // largest weight of a row need not be 1, which 16 bits represent exactly, and is rounded like the others.
-    look.raised = kAlwaysRescales || __any_sync(0xffffffffu, look.raised);
-    if (look.raised) {
+    update.raised = kAlwaysRescales || __any_sync(0xffffffffu, update.raised);
+    if (update.raised) {
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
+          update.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
           // __fmul_rn is never fused with the next addition, so that full tiles (kFull) and others give the same bits.
-          sums[i][half] = __fmul_rn(
-              sums[i][half],
-              look.shrink[i][half]);
+          sums[i][half] = __fmul_rn(sums[i][half], update.shrink[i][half]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void rescale_outputs(const Look& look) {
-    if (!look.raised) return;
+  __device__ __forceinline__ void rescale_outputs(const MaxUpdate& update) {
+    if (!update.raised) return;
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
       for (int j = 0; j < kCols / 8; ++j) {
         KERNELS_UNROLL
-        for (int x = 0; x < 4; ++x) outputs[i][j][x] *= look.shrink[i][x / 2];
+        for (int x = 0; x < 4; ++x) outputs[i][j][x] *= update.shrink[i][x / 2];
       }
     }
   }
 
   // Logits become exponentials, which are added to the sums.
-  __device__ __forceinline__ void make_exponentials(const Look& look) {
+  __device__ __forceinline__ void make_exponentials(const MaxUpdate& update) {
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) make_exponentials<0, kKeys / 8>(look, i, half);
+      for (int half = 0; half < 2; ++half) make_exponentials<0, kKeys / 8>(update, i, half);
     }
   }
   // For groups of 8 columns from kFirst up to kEnd.
   template <int kFirst, int kEnd>
-  __device__ __forceinline__ void make_exponentials(const Look& look, int i, int half) {
+  __device__ __forceinline__ void make_exponentials(const MaxUpdate& update, int i, int half) {
     const float from = reference(i, half) - kRaise;
     KERNELS_UNROLL
     for (int j = kFirst; j < kEnd; ++j) {
       KERNELS_UNROLL
       for (int x = 0; x < 2; ++x) {
         float& logit = logits[i][j][half * 2 + x];
-        logit = arch::exp2_flushed(fma(logit, look.factor, -from));
+        logit = arch::exp2_flushed(fma(logit, update.factor, -from));
         sums[i][half] += logit;
       }
     }
@@ -284,21 +282,21 @@ struct SoftmaxAccumulator {
   // Makes weights relative to the running maximum of earlier tiles, without waiting for the maximum of this tile, which
   // is found meanwhile. If it exceeds the former by more than the slack, which is rare, weights are made again. The
   // branch contains all of that work: with 64 columns this is 3 % faster than a branch with only its expensive part.
-  __device__ __forceinline__ void weigh_with_stale_max(Look& look) {
+  __device__ __forceinline__ void weigh_with_stale_max(MaxUpdate& update) {
     float found[kTiles][2], sums_of_tile[kTiles][2];
-    make_weights(look, found, sums_of_tile);
+    make_weights(update, found, sums_of_tile);
     const bool larger = found[0][0] - largest[0][0] > kSlack || found[0][1] - largest[0][1] > kSlack;
     if (__any_sync(0xffffffffu, larger)) {
-      raise_to(look, found);
-      rescale_outputs(look);
-      make_weights(look, found, sums_of_tile);
+      raise_max(update, found);
+      rescale_outputs(update);
+      make_weights(update, found, sums_of_tile);
     }
     KERNELS_UNROLL
     for (int half = 0; half < 2; ++half) sums[0][half] += sums_of_tile[0][half];
   }
   // Does not change the logits. The two rows are interleaved: one after the other, 64 columns and 4,096 keys take 2 %
   // longer (H200).
-  __device__ __forceinline__ void make_weights(const Look& look, float (&found)[kTiles][2],
+  __device__ __forceinline__ void make_weights(const MaxUpdate& update, float (&found)[kTiles][2],
                                                float (&sums_of_tile)[kTiles][2]) {
     static_assert(kTiles == 1 && !kAlwaysRescales && !Value::scaled, "16 rows, a slack, and values without scales");
     float most[2][2], (&sum)[2] = sums_of_tile[0];
@@ -314,7 +312,7 @@ struct SoftmaxAccumulator {
         for (int x = 0; x < 4; ++x) {
           const float logit = logits[0][j + x / 2][half * 2 + x % 2];
           most[half][x % 2] = greater(most[half][x % 2], logit);
-          e[x] = arch::exp2_flushed(fma(logit, look.factor, -from[half]));
+          e[x] = arch::exp2_flushed(fma(logit, update.factor, -from[half]));
           sum[half] += e[x];
         }
         if constexpr (k8Bit) {
@@ -327,7 +325,7 @@ struct SoftmaxAccumulator {
     }
     KERNELS_UNROLL
     for (int half = 0; half < 2; ++half)
-      found[0][half] = largest_of_row(greater(most[half][0], most[half][1])) * look.factor;
+      found[0][half] = largest_of_row(greater(most[half][0], most[half][1])) * update.factor;
   }
 
   // Rounds exponentials, multiplied by the scales of the values, to operands of the product with the values.
@@ -382,11 +380,11 @@ struct SoftmaxAccumulator {
     }
     float inverse = kLower;
     if constexpr (score_sinks<S>) {
-      if (r < rows.count) inverse *= state.merge(sink_state(p.score, rows.place(r).head)).mine;
+      if (r < rows.count) inverse *= state.merge(sink_state(p.score, rows.query_head(r).head)).mine;
     }
     inverse *= state.inverse();
     if (p.options.writes_lse() && writes && r < rows.count && rows.part == 0) {
-      const auto place = rows.place(r);
+      const auto place = rows.query_head(r);
       p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
     }
     return inverse;

@@ -10,12 +10,13 @@ KERNELS_BEGIN
 namespace detail {
 
 // Layout of a tile of kCols columns of 16 bits, or twice as many of 8. For copies, eight threads share a row; each
-// takes the chunk of its number in every run. A thread's rows are kRowsPerPass apart. kApart: the layout for wgmma, in
-// which a run of all kApart rows is contiguous; 0: the runs of a row are adjacent.
-template <int kCols, int kThreads, int kApart = 0>
+// takes the chunk of its number in every run. A thread's rows are kRowsPerPass apart. kWgmmaRows: the layout for wgmma,
+// in which a run of all kWgmmaRows rows is contiguous; 0: the runs of a row are adjacent.
+template <int kCols, int kThreads, int kWgmmaRows = 0>
 struct TileLayout {
   static constexpr int kRuns = kCols / 64, kRowsPerPass = kThreads / 8;
-  static constexpr int kRowBytes = kApart > 0 ? 128 : kCols * 2, kRunBytes = kApart > 0 ? kApart * 128 : 128;
+  static constexpr int kRowBytes = kWgmmaRows > 0 ? 128 : kCols * 2,
+                       kRunBytes = kWgmmaRows > 0 ? kWgmmaRows * 128 : 128;
   static __device__ __forceinline__ uint32_t swizzled_offset(int row, int chunk) {
     return row * kRowBytes + (chunk ^ row % 8) * 16;
   }
@@ -38,8 +39,8 @@ struct TileLayout {
 
 // Copies queries to a tile: kRows rows of a block, from row `first` on.
 template <class T, int kRows, class Layout, class P>
-__device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile,
-                                              int dim) {
+__device__ __forceinline__ void load_query_tile(const P& p, const PrefillRows& rows, int first, unsigned char* tile,
+                                                int dim) {
   using Q = typename P::Q;
   constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4, kChunk = 16 / int(sizeof(T)),
                 kRun = 8 * kChunk;
@@ -50,7 +51,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
 #pragma unroll 4
       for (int i = 0; i < kEach; ++i) {
         const bool there = first + row_of(i) < rows.count;
-        const auto place = rows.place(there ? first + row_of(i) : 0);
+        const auto place = rows.query_head(there ? first + row_of(i) : 0);
         const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * kChunk);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run) {
@@ -66,11 +67,11 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   for (int some = 0; some < kEach; some += kBatch) {
 #pragma unroll 1
     for (int run = 0; run < Layout::kRuns; ++run) {
-      bring_rows<T, kChunk, kBatch, 1, !is_stored_as<Q, T>, Q>(
+      load_rows<T, kChunk, kBatch, 1, !is_stored_as<Q, T>, Q>(
           [&](int i, const auto& there, const auto& missing) {
             const int row = row_of(some + i);
             unsigned char* const to = tile + Layout::swizzled_offset(row, Layout::chunk()) + run * Layout::kRunBytes;
-            const auto place = rows.place(first + row);
+            const auto place = rows.query_head(first + row);
             if (first + row < rows.count && run * kRun < left)
               there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk,
                     to);
@@ -96,26 +97,26 @@ __device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int6
 // values of T are copied by cp.async. Quantized ones are either read through their functor, or a thread holds its codes
 // in registers until it decodes them: through shared memory they would take as much of its bandwidth as the products
 // do.
-template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
+template <class T, class Run, bool kConstantStride, int kKeys, int kCols, int kThreads, bool kForWgmma = false>
 class KvTiles {
  public:
   static constexpr int kChunk = 16 / int(sizeof(T)), kRun = 8 * kChunk;
-  using Layout = TileLayout<kCols * int(sizeof(T)) / 2, kThreads, kApart ? kKeys : 0>;
+  using Layout = TileLayout<kCols* int(sizeof(T)) / 2, kThreads, kForWgmma ? kKeys : 0>;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr int kBytes = kKeys * kCols * int(sizeof(T)), kEach = kKeys / Layout::kRowsPerPass;
   static constexpr bool copied = is_stored_as<typename Run::Codes, T>,
-                        decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
+                        decoded = kForWgmma && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
   // Rows of a tile that a warp copies, and how many of their addresses each lane of half a warp looks up.
-  static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
+  static constexpr int kWarpRows = kEach * 4, kLaneAddresses = (kWarpRows + 15) / 16;
   static_assert(kKeys % Layout::kRowsPerPass == 0, "all threads have as many rows");
-  static_assert(kFound <= 2, "copy() chooses between two");
+  static_assert(kLaneAddresses <= 2, "copy() chooses between two");
 
   // For `cols` columns from `col` on.
   template <class At>
   __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide)
       : col_(col), cols_(cols), wide_(wide) {
-    if constexpr ((copied || decoded) && kStraight) {
+    if constexpr ((copied || decoded) && kConstantStride) {
       const Run first = at(pos);
       from_ = bytes_at(first, Layout::row(), col) + Layout::chunk() * kUnit;
       stride_ = bytes_at(first, 1, 0) - bytes_at(first, 0, 0);
@@ -130,12 +131,12 @@ class KvTiles {
   // Copies the tile at `pos`, of which rows [first, end) exist. rows[j]: in lane i + half * 16 the address() of the
   // warp's row i + j * 16. kFull: all rows exist, and full() holds.
   template <bool kFull, class At>
-  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end,
-                                        const void* const (&rows)[kFound], int half) {
+  __device__ __forceinline__ void load(unsigned char* tile, const At& at, int pos, int first, int end,
+                                       const void* const (&rows)[kLaneAddresses], int half) {
     if constexpr (copied) {
       if (!kFull && !wide_) {
         read(tile, at, pos, first, end);
-        if constexpr (kStraight) from_ += kKeys * stride_;
+        if constexpr (kConstantStride) from_ += kKeys * stride_;
       } else {
         copy_rows<kFull>(arch::shared_address(tile) + Layout::thread_offset(), first, end, rows, half);
       }
@@ -147,8 +148,9 @@ class KvTiles {
   struct Codes {
     uint32_t words[kEach * Layout::kRuns][kUnit / 4];
   };
-  // Loads the codes of the tile at `pos`, with rows as in bring(). The loads are asynchronous.
-  __device__ __forceinline__ void read_codes(Codes& codes, int first, int end, const void* const (&rows)[kFound]) {
+  // Loads the codes of the tile at `pos`, with rows as in load(). The loads are asynchronous.
+  __device__ __forceinline__ void read_codes(Codes& codes, int first, int end,
+                                             const void* const (&rows)[kLaneAddresses]) {
     const auto read_if = [&](const auto& there) {
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i) {
@@ -166,7 +168,7 @@ class KvTiles {
         return at >= first && at < end && run * kRun < left();
       });
     }
-    if constexpr (kStraight) from_ += kKeys * stride_;
+    if constexpr (kConstantStride) from_ += kKeys * stride_;
   }
   // Decodes codes to values of T in the tile.
   __device__ __forceinline__ void decode(unsigned char* tile, const Codes& codes) const {
@@ -187,19 +189,20 @@ class KvTiles {
   }
   // Columns from the thread's first one on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * kChunk; }
-  __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kFound], int half) const {
-    if constexpr (kStraight) {
+  __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kLaneAddresses],
+                                                       int half) const {
+    if constexpr (kConstantStride) {
       return from_ + i * Layout::kRowsPerPass * stride_;
     } else {
       const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
-      const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
+      const void* const row = kLaneAddresses == 1 || i < 4 ? rows[0] : rows[kLaneAddresses - 1];
       return reinterpret_cast<const unsigned char*>(
                  __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) +
              Layout::chunk() * kUnit;
     }
   }
   template <bool kFull>
-  __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kFound],
+  __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kLaneAddresses],
                                             int half) {
     if (kFull || (full() && first <= 0 && end >= kKeys)) {
       KERNELS_UNROLL
@@ -214,14 +217,14 @@ class KvTiles {
       for (int i = 0; i < kEach; ++i) {
         const int at = Layout::row() + i * Layout::kRowsPerPass;
         const bool there = at >= first && at < end;
-        const unsigned char* const row = there || !kStraight ? from(i, rows, half) : from_;
+        const unsigned char* const row = there || !kConstantStride ? from(i, rows, half) : from_;
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run)
           arch::copy_async_16_if(to + i * kStep + run * Layout::kRunBytes, row + run * 128, run * kRun < left(),
                                  !there);
       }
     }
-    if constexpr (kStraight) from_ += kKeys * stride_;
+    if constexpr (kConstantStride) from_ += kKeys * stride_;
   }
   // kAll: all columns exist.
   template <bool kAll>
@@ -244,7 +247,7 @@ class KvTiles {
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     KERNELS_ROLLED
     for (int run = 0; run * kRun < left(); ++run) {
-      bring_rows<T, kChunk, kEach, (kEach < 4 ? kEach : 4), !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
+      load_rows<T, kChunk, kEach, (kEach < 4 ? kEach : 4), !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
           [&](int i, const auto& there, const auto& missing) {
             const int row = Layout::row() + i * Layout::kRowsPerPass;
             unsigned char* const to = tile + Layout::thread_offset() + i * kStep + run * Layout::kRunBytes;

@@ -65,11 +65,11 @@ constexpr bool is_kv_cache<KvCache<K, V, Where>> = true;
 
 // Whether all positions of a sequence are at equal distances.
 template <class Kv>
-constexpr bool in_one_run = false;
+constexpr bool constant_stride = false;
 template <class K, class V>
-constexpr bool in_one_run<KvCache<K, V, Dense>> = true;
+constexpr bool constant_stride<KvCache<K, V, Dense>> = true;
 template <class K, class V>
-constexpr bool in_one_run<KvCache<K, V, Ragged>> = true;
+constexpr bool constant_stride<KvCache<K, V, Ragged>> = true;
 
 // Whether keys and values are in pages.
 template <class Kv>
@@ -208,26 +208,26 @@ __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
 }
 __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
 
-// Copies kRows pieces of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls
+// Copies kRows pieces of kWide columns of a source to shared memory as values of T. visit(i, there, missing) calls
 // there(source, row, col, destination) for piece i, or missing(destination), which zeros it.
 //
 // wide: if wide reads are allowed, all loads are issued before the first store. kMayBeWide: whether code for that is
 // compiled. Unaligned values of T have kSome loads in flight.
-template <class T, int kWide, int kRows, int kSome, bool kMayBeWide, class Source, class Place>
-__device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
+template <class T, int kWide, int kRows, int kSome, bool kMayBeWide, class Source, class Visit>
+__device__ __forceinline__ void load_rows(const Visit& visit, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");
   if constexpr (kMayBeWide && wide_pack<Source> > 1) {
     if (wide) {
       WideRead<Source, kWide> reads[kRows];
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        place(
+        visit(
             i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].prefetch(source, row, col); },
             [](void*) {});
       }
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        place(
+        visit(
             i,
             [&](const Source& source, int64_t row, int64_t col, void* to) {
               put_shared(to, reads[i].template values<T>(source, row, col));
@@ -244,7 +244,7 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       void* into[kSome];
       KERNELS_UNROLL
       for (int i = 0; i < kSome; ++i) {
-        place(
+        visit(
             lesser(first + i, kRows - 1),
             [&](const Source& source, int64_t row, int64_t col, void* to) {
               from[i] = source.at(row, col), into[i] = to;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   } else {
 #pragma unroll 1
     for (int i = 0; i < kRows; ++i) {
-      place(
+      visit(
           i,
           [&](const Source& source, int64_t row, int64_t col, void* to) {
             put_shared(to, read_singly<T, kWide>(source, row, col));
