@@ -413,11 +413,11 @@ struct DecodeBody {
   static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part,
                                               int64_t at) {
     __shared__ States states;
-    __shared__ PartialSlots slots;
+    __shared__ PartialSlots partial_at;
     __shared__ bool last;
     if (threadIdx.x == 0 && !part.whole()) {
-      slots = schedule.partial_slots(p, part, at);
-      DecodeCounter::prepare(p.counters + slots.counter);
+      partial_at = schedule.partial_slots(p, part, at);
+      DecodeCounter::prepare(p.counters + partial_at.counter);
     }
     Steps keys;
     keys.begin(uint32_t(part.begin));
@@ -430,18 +430,18 @@ struct DecodeBody {
     for (int n = 0; n < kRows / (8 * Steps::teams) && n * 8 < part.rows; ++n) {
       rows.write_sums(n, states);
       __syncthreads();
-      hand_over(p, part, rows, states, n * 8, slots);
+      hand_over(p, part, rows, states, n * 8, partial_at);
       __syncthreads();
     }
     if (part.whole()) return;
-    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + slots.counter, slots.count);
+    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + partial_at.counter, partial_at.count);
     __syncthreads();
-    if (last) merge(p, part, slots);
+    if (last) merge(p, part, partial_at);
   }
 
   // Eight rows of each team, from row `first` of the team's on, of a part, from all warps.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows,
-                                                   const States& states, int first, const PartialSlots& slots) {
+                                                   const States& states, int first, const PartialSlots& partial_at) {
     const unsigned packs = unsigned(p.v_dim) / 4;
     KERNELS_ROLLED
     for (unsigned i = threadIdx.x; i < 8 * Steps::teams * packs; i += max_threads) {
@@ -459,7 +459,7 @@ struct DecodeBody {
       if (part.whole()) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);
       } else {
-        const int64_t at = slots.mine * p.tile_rows + row;
+        const int64_t at = partial_at.mine * p.tile_rows + row;
         if (col == 0) p.states[at] = make_float2(m, l);
         put_floats(p.outputs + at * p.v_dim + col, sums);
       }
@@ -477,23 +477,23 @@ struct DecodeBody {
   // Where the rows of an item's parts begin in the workspace: of the first, and of the others from `others` on.
   struct PartialOffsets {
     int64_t first, others, distance, step;  // step: the distance between sums
-    __device__ __forceinline__ PartialOffsets(const P& p, const PartialSlots& slots)
-        : first(slots.first * p.tile_rows),
-          others(slots.others * p.tile_rows),
-          distance(slots.distance * p.tile_rows),
+    __device__ __forceinline__ PartialOffsets(const P& p, const PartialSlots& partial_at)
+        : first(partial_at.first * p.tile_rows),
+          others(partial_at.others * p.tile_rows),
+          distance(partial_at.distance * p.tile_rows),
           step(distance * p.v_dim) {}
   };
 
   // All parts of an item, of which this block has left the last one, in the order of keys. This code runs once in a
   // block, so that its instructions miss the instruction cache: it has to be short.
-  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const PartialSlots& slots) {
+  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const PartialSlots& partial_at) {
     __shared__ float factors[kRows][kPartsAtOnce];
     __shared__ float2 states[kRows];
     __shared__ float shrink[kRows];
     const Merged merged{factors, states, shrink};
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4),
               results = item.rows * packs;
-    const PartialOffsets partials(p, slots);
+    const PartialOffsets partials(p, partial_at);
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
       const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)),
@@ -501,8 +501,8 @@ struct DecodeBody {
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
-      for (int first = 0; first < slots.count; first += kPartsAtOnce) {
-        const int count = lesser(kPartsAtOnce, slots.count - first);
+      for (int first = 0; first < partial_at.count; first += kPartsAtOnce) {
+        const int count = lesser(kPartsAtOnce, partial_at.count - first);
         Pack<float, 4> some[kPartsAtOnce];
         read_sums(p, partials, first, count, row, col, some);
         merge_states(p, partials, first, count, item.rows, lane, warp, merged);
