@@ -102,8 +102,6 @@ TEST_CASE("weights of 8 and 4 bits, and inputs unlike each other") {
   CHECK_TALLY(t);
 }
 
-// Compiled for AVX-512 once: with the dot products, which make the difference.
-#if !defined(__AVX512F__) || defined(WEIGHTS_MUST_HAVE_DOTS)
 TEST_CASE("weights of 8 and 4 bits, stacked and gated") {
   Tally t;
   const int64_t cols = 900, n = 21;
@@ -130,7 +128,6 @@ TEST_CASE("weights of 8 and 4 bits, stacked and gated") {
   all("int4", FourBit<k::half, false>(n, cols, 32));
   CHECK_TALLY(t);
 }
-#endif
 
 #if defined(WEIGHTS_MUST_HAVE_DOTS)
 TEST_CASE("weights of 8 and 4 bits are multiplied as integers") {
