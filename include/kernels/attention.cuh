@@ -243,10 +243,8 @@ template <int kDim = 0, class Q, class Kv, class Out>
   return detail::without_score<Q>();
 }
 // Nothing behind the score, or options.
-template <
-    int kDim = 0, class Q, class Kv, class Out, class S, class... Rest,
-    class = std::enable_if_t<!std::is_same<S, Workspace>::value &&
-                             std::is_same<std::tuple_element_t<0, std::tuple<Rest..., Attention>>, Attention>::value>>
+template <int kDim = 0, class Q, class Kv, class Out, class S, class... Rest,
+          class = std::enable_if_t<detail::lacks_workspace<S, Rest...>>>
 [[nodiscard]] Status decode(const Exec&, const Q&, const Kv&, const Out&, const AttentionShape&, const S&,
                             const Rest&...) {
   return detail::without_workspace<S>();

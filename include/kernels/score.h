@@ -37,6 +37,8 @@
 // For a single query, all keys in kv_range() are visible except those that visible() denies.
 #pragma once
 
+#include <tuple>
+
 #include "core/attention_call.h"
 #include "functor.h"
 
@@ -473,6 +475,13 @@ Status without_score() {
                 "there must be a score behind the shape (score.h): k::no_mask(), k::causal() ..., composed with &");
   return not_compiled();
 }
+
+// Whether S, and what follows it in a call, is a score with nothing behind it, or with options: the workspace is
+// missing.
+template <class S, class... Rest>
+constexpr bool lacks_workspace =
+    !std::is_same<S, Workspace>::value &&
+    std::is_same<std::tuple_element_t<0, std::tuple<Rest..., Attention>>, Attention>::value;
 
 // Reports a call of decode() without a workspace, or with the options in front of it, and below one of attention().
 template <class S>

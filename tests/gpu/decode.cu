@@ -152,6 +152,18 @@ TEST_CASE("decode: every length") {
   CHECK_TALLY(t);
 }
 
+// Heads of 64 columns in a call that is told of at most so many keys.
+void check_told_of(int64_t most, Tally& t, AttentionCase c, const Placement& where) {
+  c.most_keys = most;
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  with_view(where, key, value, [&](const auto& kv) {
+    check_one_decode<64, k::half, float>(t, "said to have " + std::to_string(most) + " keys", c, kv, key, value,
+                                         k::causal(), causal_model(), k::DecodeMode::precise,
+                                         precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
+  });
+}
+
 TEST_CASE("decode: every length that is short") {
   Tally t;
   for (const int64_t most :
@@ -161,15 +173,7 @@ TEST_CASE("decode: every length that is short") {
       AttentionCase c{std::vector<int64_t>(most == 2000 ? 3 : 11, 1), {}, 8, 1, 64};
       for (size_t n = 0; n < c.q_lens.size(); ++n)
         c.kv_lens.push_back((most == 2000 ? 2 : 1) * first + (int64_t(n) * 5 + most) % 55);
-      c.most_keys = most;
-      const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 32);
-      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
-          value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-      with_view(where, key, value, [&](const auto& kv) {
-        check_one_decode<64, k::half, float>(t, "said to have " + std::to_string(most) + " keys", c, kv, key, value,
-                                             k::causal(), causal_model(), k::DecodeMode::precise,
-                                             precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
-      });
+      check_told_of(most, t, c, Placement(Layout::paged_nhd, c.kv_lens, c.kv_heads, 32));
     }
   }
   CHECK_TALLY(t);
@@ -185,15 +189,8 @@ TEST_CASE("decode: several queries on short sequences") {
       if (t.leaves_out()) continue;
       AttentionCase c{
           {heads.most_queries, 1, 0, heads.most_queries - 1}, {most, 1, most / 2, most - 3}, heads.all, heads.kv, 64};
-      c.ragged_q = true, c.most_keys = most;
-      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
-          value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-      with_view(where, key, value, [&](const auto& kv) {
-        check_one_decode<64, k::half, float>(t, "said to have " + std::to_string(most) + " keys", c, kv, key, value,
-                                             k::causal(), causal_model(), k::DecodeMode::precise,
-                                             precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
-      });
+      c.ragged_q = true;
+      check_told_of(most, t, c, Placement(Layout::nhd, c.kv_lens, c.kv_heads));
     }
   }
   CHECK_TALLY(t);

@@ -272,23 +272,23 @@ int until_line(const T* p) {
   return int((kLineBytes - reinterpret_cast<uintptr_t>(p) % kLineBytes) % kLineBytes / sizeof(T));
 }
 
-// On the host: prefetches [begin, end) into the second-level cache, or into the first. The first level tracks few lines
-// in flight and stalls beyond that; the second drops such requests. On an EPYC with AVX-512, one thread, speed relative
+// On the host: prefetches [begin, end) into the second-level cache. The first level tracks few lines in flight and
+// stalls beyond that; the second drops such requests. On an EPYC with AVX-512, one thread, speed relative
 // to a plain read with prefetch into the first level and into the second: products with halves 0.66 and 1.09, with int8
 // 0.75 and 1.05; RMSNorm of 4096 floats 0.31 and, in two runs, 0.42 and 0.56. Always inlined, as are its callers: g++
 // 12 considers a function that only prefetches to be without effect, and drops the call.
-template <int kLevel = 2, class T>
+template <class T>
 KERNELS_INLINE inline void prefetch_lines(const T* begin, const T* end) {
 #if defined(__GNUC__)
   auto p = reinterpret_cast<const char*>(begin);
   const auto last = reinterpret_cast<const char*>(end);
   for (; p + 3 * kLineBytes < last; p += 4 * kLineBytes) {
-    __builtin_prefetch(p, 0, 4 - kLevel);
-    __builtin_prefetch(p + kLineBytes, 0, 4 - kLevel);
-    __builtin_prefetch(p + 2 * kLineBytes, 0, 4 - kLevel);
-    __builtin_prefetch(p + 3 * kLineBytes, 0, 4 - kLevel);
+    __builtin_prefetch(p, 0, 2);
+    __builtin_prefetch(p + kLineBytes, 0, 2);
+    __builtin_prefetch(p + 2 * kLineBytes, 0, 2);
+    __builtin_prefetch(p + 3 * kLineBytes, 0, 2);
   }
-  for (; p < last; p += kLineBytes) __builtin_prefetch(p, 0, 4 - kLevel);
+  for (; p < last; p += kLineBytes) __builtin_prefetch(p, 0, 2);
 #else
   (void)begin, (void)end;
 #endif

@@ -80,14 +80,16 @@ class DecodeEngine {
   using Key = typename KeyRun<Kv>::Codes;
   using Value = typename ValueRun<Kv>::Codes;
 
+  // The tiles of `height` rows that a KV head of a sequence has. A row is a query of one of the heads that share keys.
+  int64_t row_tiles(int height) const { return (p_.shape.q_len * p_.group + height - 1) / height; }
+
   // Whether the kernel for short sequences might take the call.
   bool may_be_short() const {
     using Body = ShortDecodeBody<P, 64>;
     constexpr int most_dim = kLargest == 0 || kLargest > kMostShortDim ? kMostShortDim : kLargest;
     constexpr int64_t most_keys = tuning::kShortTilesOfCluster * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
     const int64_t keys = p_.options.expected_keys(),
-                  tiles = (p_.shape.q_len * p_.group + Body::kRows - 1) / Body::kRows,
-                  items = p_.shape.batch * p_.shape.kv_heads * tiles;
+                  items = p_.shape.batch * p_.shape.kv_heads * row_tiles(Body::kRows);
     return keys > 0 && keys <= most_keys && items <= Body::kBlocksOnEach * ex_.device().sm_count && p_.splits == 0 &&
            p_.dim <= most_dim && p_.v_dim <= most_dim && p_.q_pack >= wide_pack<typename P::Q>;
   }
@@ -96,8 +98,7 @@ class DecodeEngine {
     return with_head_size<kLargest, kMostShortDim>(
         greater(p_.dim, p_.v_dim), [&](auto size) -> Status {
           using Body = ShortDecodeBody<P, size()>;
-          const int64_t rows = p_.shape.q_len * p_.group;
-          p_.tile_rows = Body::kRows, p_.tiles = int((rows + Body::kRows - 1) / Body::kRows);
+          p_.tile_rows = Body::kRows, p_.tiles = int(row_tiles(Body::kRows));
           Launch how;
           KERNELS_TRY(size_clusters<Body>(how, taken));
           if (!taken) return {};
@@ -110,7 +111,8 @@ class DecodeEngine {
           plan_->path = AttentionPath::precise;
           plan_->tile_dim = plan_->tile_v_dim = size();
           plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
-          plan_->tile_rows = lesser(int(rows), Body::kRows), plan_->tile_keys = Body::kWarps * kDecodeKeys;
+          plan_->tile_rows = lesser(int(p_.shape.q_len) * p_.group, Body::kRows),
+          plan_->tile_keys = Body::kWarps * kDecodeKeys;
           plan_->heads_together = true;
           plan_->blocks = how.grid.x * how.grid.y, plan_->splits = how.cluster;
           plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
@@ -168,7 +170,7 @@ class DecodeEngine {
       // the keys. They read the same keys at about the same time, from the L2: H200 (CUDA 13.0, 2026-11, a program that
       // was not kept), half, 32 heads over 8, two tiles and one of two teams, 8 queries on 8,192 keys 22 and 34 us, on
       // 32,769 48 and 58, but on 131,072 145 to 205 and 151.
-      const bool tiles_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(rows, 16) : two_tiles(rows, 16);
+      const bool tiles_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(16) : two_tiles(rows, 16);
       if (rows <= 8 || two_tiles(rows, 8)) return start_tensor<Few>();
       return rows <= 16 || tiles_of_16 ? start_tensor<Some>() : start_tensor<Many>();
     });
@@ -176,11 +178,11 @@ class DecodeEngine {
   // Whether tiles of so many rows are better than one of twice as many; and whether they all run at the same time.
   // Sequences that are cut in a fixed number of parts have the same tiles in any batch.
   bool two_tiles(int64_t rows, int height) const {
-    return rows <= 2 * height && p_.options.expected_keys() > 0 && few_keys_or_unknown() && at_once(rows, height);
+    return rows <= 2 * height && p_.options.expected_keys() > 0 && few_keys_or_unknown() && at_once(height);
   }
   bool few_keys_or_unknown() const { return p_.options.expected_keys() <= tuning::kKeysOfTwoTiles; }
-  bool at_once(int64_t rows, int height) const {
-    return p_.splits == 0 && p_.shape.batch * p_.kv_heads * ((rows + height - 1) / height) <= ex_.device().sm_count;
+  bool at_once(int height) const {
+    return p_.splits == 0 && p_.shape.batch * p_.kv_heads * row_tiles(height) <= ex_.device().sm_count;
   }
   // Whether rows of two heads of keys may stand in one tile: where these are codes, whose rows are short. Side by side
   // those of two heads fill a line of memory, and the softmax does not work on rows that are not there. Not codes that
@@ -219,7 +221,7 @@ class DecodeEngine {
   template <class Rows>
   Status start(int warps, size_t shared, int blocks_each) {
     p_.tile_rows = Rows::rows;
-    p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
+    p_.tiles = int(row_tiles(p_.tile_rows));
     p_.blocks = even_blocks(p_.shape.batch * p_.kv_heads * p_.tiles * greater(1, p_.splits), p_.tiles,
                             blocks_each * ex_.device().sm_count);
     if (plan_ != nullptr) return describe<Rows>(warps);

@@ -29,7 +29,7 @@ struct KeySplits {
   int count;
   explicit KeySplits(int64_t length) {
     const int64_t least = (length + kMostSplits - 1) / kMostSplits;
-    keys = greater(kSplitKeys, (least + kFewRowsKeys - 1) / kFewRowsKeys * kFewRowsKeys);
+    keys = greater(kSplitKeys, (least + kTileKeys - 1) / kTileKeys * kTileKeys);
     count = int(greater<int64_t>(1, (length + keys - 1) / keys));
   }
 };

@@ -75,7 +75,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         group_(call.shape.group()),
         dim_(call.shape.dim),
         v_dim_(call.shape.value_dim()),
-        weights_stride_(few_ ? kFewRowsKeys : T::depth),
+        weights_stride_(few_ ? kTileKeys : T::depth),
         keys_(heads_, int(sizes_.keys)),
         values_(heads_, int(sizes_.keys)) {
     float* at = memory_;
