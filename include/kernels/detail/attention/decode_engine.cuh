@@ -1,4 +1,4 @@
-// What decode() does on the host: which body takes the call, and its launch.
+// The host side of decode(): chooses the kernel for a call, and launches it.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -23,28 +23,28 @@ constexpr bool takes_short() {
   }
 }
 
-// Blocks that share the work, at most.
+// The most blocks of a launch.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
-// Or less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
-// Tiles of the same keys read them together only then. H200, 32 heads over 8 of 128 columns, half, 240 blocks and 264:
-// 5 sequences of 2,048 keys 17.5 and 19.7 us, of 8,192 45.7 and 47.8; 192 and 264: 12 sequences 30.2 and 31.2, 102.5
-// and 98.4, but in three tiles of 12 queries 4 sequences 22.5 and 29.7, 66.4 and 102.
+// Fewer than `most` blocks, if this splits items of equal length evenly, or not at all, or in no more parts than are
+// merged at a time. Only then do row tiles of the same keys read them at the same time. H200, 32 heads over 8 of 128
+// columns, half, 240 blocks and 264: 5 sequences of 2,048 keys 17.5 and 19.7 us, of 8,192 45.7 and 47.8; 192 and 264:
+// 12 sequences 30.2 and 31.2, 102.5 and 98.4, but in three tiles of 12 queries 4 sequences 22.5 and 29.7, 66.4 and 102.
 inline int even_blocks(int64_t items, int tiles, int most) {
   const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most)
                                                           : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * (tiles > 1 ? 11 : 12) ? int(even) : most;
 }
-// Rows that are worked on together, with heads of up to `dim` columns.
+// Rows of a tile, for heads of up to `dim` columns.
 constexpr int decode_rows(int64_t rows, int64_t dim) {
   return rows <= 8 ? 8 : rows <= 16 && head_size(dim).decode_rows > 16 ? 16 : head_size(dim).decode_rows;
 }
 
-// kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
-// otherwise it is automatic, and four kernels less are compiled.
+// kLargest: the largest head dimension, or 0 if it is known at run time only. kAnyMode: whether the caller may choose a
+// mode; otherwise it is automatic, and four kernels less are compiled.
 template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
  public:
-  // With a plan: what would be done.
+  // With a plan: describes the call instead of launching it.
   DecodeEngine(const Exec& ex, P& problem, AttentionPlan* plan) : ex_(ex), p_(problem), plan_(plan) {}
 
   Status run(DecodeMode mode) {
@@ -93,7 +93,7 @@ class DecodeEngine {
     return keys > 0 && keys <= most_keys && items <= Body::kBlocksOnEach * ex_.device().sm_count && p_.splits == 0 &&
            p_.dim <= most_dim && p_.v_dim <= most_dim && p_.q_pack >= wide_pack<typename P::Q>;
   }
-  // It does if its keys are so few that a warp has a few tiles of them.
+  // Launches it, and sets `taken`, if a warp then has only a few tiles of keys.
   Status short_sequences(bool& taken) {
     return with_head_size<kLargest, kMostShortDim>(
         greater(p_.dim, p_.v_dim), [&](auto size) -> Status {
@@ -119,8 +119,8 @@ class DecodeEngine {
           return {};
         });
   }
-  // Clusters are as large as there are keys for, as long as all of them run at the same time: where one of 32 clusters
-  // of 4 blocks had to wait, 32 heads with 1,024 keys took 15.0 us instead of 10.9 (H200).
+  // A cluster has as many blocks as there are keys for, as long as all clusters are resident at the same time: where
+  // one of 32 clusters of 4 blocks had to wait, 32 heads with 1,024 keys took 15.0 us instead of 10.9 (H200).
   template <class Body>
   Status size_clusters(Launch& how, bool& taken) const {
     const int64_t keys = p_.options.expected_keys(), heads = p_.shape.batch * p_.shape.kv_heads,
@@ -166,17 +166,17 @@ class DecodeEngine {
             ex_.device().sm_count <= parts * (p_.shape.batch * p_.kv_heads / 2))
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
       }
-      // With 128 columns tiles of 16 rows, however many, where all of them run at once, also where nothing is known of
-      // the keys. They read the same keys at about the same time, from the L2: H200 (CUDA 13.0, 2026-11, a program that
-      // was not kept), half, 32 heads over 8, two tiles and one of two teams, 8 queries on 8,192 keys 22 and 34 us, on
-      // 32,769 48 and 58, but on 131,072 145 to 205 and 151.
+      // With 128 columns: tiles of 16 rows, however many, if all run at the same time, even if the number of keys is
+      // unknown. They read the same keys at about the same time, from the L2. H200 (CUDA 13.0, 2026-11, ad hoc
+      // benchmark), half, 32 heads over 8, 8 queries, two tiles and one tile of two teams: 8,192 keys 22 and 34 us,
+      // 32,769 keys 48 and 58, but 131,072 keys 145 to 205 and 151.
       const bool tiles_of_16 = kSize.dim == 128 ? few_keys_or_unknown() && at_once(16) : two_tiles(rows, 16);
       if (rows <= 8 || two_tiles(rows, 8)) return start_tensor<Few>();
       return rows <= 16 || tiles_of_16 ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
-  // Whether tiles of so many rows are better than one of twice as many; and whether they all run at the same time.
-  // Sequences that are cut in a fixed number of parts have the same tiles in any batch.
+  // Whether two tiles of `height` rows are faster than one of twice as many; and below, whether all tiles of a height
+  // run at the same time. Not with a fixed number of splits: then a sequence has the same tiles in every batch.
   bool two_tiles(int64_t rows, int height) const {
     return rows <= 2 * height && p_.options.expected_keys() > 0 && few_keys_or_unknown() && at_once(height);
   }
@@ -184,9 +184,9 @@ class DecodeEngine {
   bool at_once(int height) const {
     return p_.splits == 0 && p_.shape.batch * p_.kv_heads * row_tiles(height) <= ex_.device().sm_count;
   }
-  // Whether rows of two heads of keys may stand in one tile: where these are codes, whose rows are short. Side by side
-  // those of two heads fill a line of memory, and the softmax does not work on rows that are not there. Not codes that
-  // may be NaN or infinite: zeros beside them would carry that to the other head.
+  // Whether a tile may have the rows of two KV heads: for quantized caches, whose rows are short. The rows of two heads
+  // together fill a line of memory, and fewer rows of the tile are empty. Not for codes that may be NaN or infinite:
+  // the zeros that separate the heads would carry them over to the other head.
   template <class Rows, int kDim>
   static constexpr bool pairs_heads() {
     return is_kv_cache<Kv> && is_finite_code<typename Rows::Keys::Code> &&
@@ -229,15 +229,14 @@ class DecodeEngine {
     how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
-    // With more tokens the product that stands behind reads its weights by way of shared memory, not of the L1.
+    // With more tokens the next product reads its weights through shared memory instead of the L1.
     how.holds_dependents = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
     if constexpr (Rows::fills_early) {
       if (early()) return launch<DecodeBody<P, Rows, true>>(ex_, how, p_);
     }
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }
-  // Whether old keys are asked for before the kernel ahead has ended, by kernels of their own: not in a view of the
-  // user's own, of which nothing is known.
+  // Whether old keys are loaded before the previous kernel has ended, which takes separate kernels.
   bool early() const { return ex_.programmatic() && p_.options.old_keys_ready(); }
   template <class Rows>
   Status describe(int warps) {
@@ -255,8 +254,8 @@ class DecodeEngine {
   bool automatic_ = false;
 };
 
-// What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless
-// items are cut in a fixed number of them.
+// The layout of the workspace: counters, then the softmax states of parts, then their outputs. Each block stores at
+// most two parts, unless the number of splits is fixed.
 struct DecodeWorkspace {
   size_t counters, states, outputs;
   DecodeWorkspace(int blocks, const AttentionShape& shape, int splits) {
@@ -271,7 +270,7 @@ struct DecodeWorkspace {
   size_t bytes() const { return counters + states + outputs; }
 };
 
-// With a plan: what would be done, for which no workspace is needed.
+// With a plan: describes the call, which needs no workspace.
 template <int kLargest, bool kAnyMode, class Q, class Kv, class Out, class S>
 Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                     const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode,

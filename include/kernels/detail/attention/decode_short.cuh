@@ -1,17 +1,16 @@
-// Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of
-// decode_tensor.cuh are set up, so this kernel has none of them.
+// Decoding of short sequences. Reading a few hundred keys takes less time than setting up the schedule, the pipeline
+// and the workspace of decode_tensor.cuh, so this kernel has none of them.
 //
-//   an item (one sequence, one head of keys, a tile of up to 8 rows)  =  a cluster of 1 to 16 blocks x 8 warps x 16
-//   keys
+//   item:  one sequence, one KV head, a tile of up to 8 rows; processed by a cluster of 1 to 16 blocks
 //
 //   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
 //   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
 //
-// A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie:
-// the order in which mma goes through a head's columns is free as long as queries have the same. As many blocks take
-// part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of 16 bits, as
-// in DecodeMode::precise. kEarly: old keys are asked for before the kernel ahead has ended (Attention::new_keys). That
-// is a kernel of its own: in one with the other, calls that ask for nothing early took 0.5 us longer (H200).
+// A warp loads two tiles of keys at a time into registers, in memory order: mma and movmatrix take them without
+// rearranging, as the order of a head's columns is free if queries have the same. Only as many blocks work as there are
+// keys for; the others exit. Weights are multiplied with values as sums of two 16-bit numbers, as in
+// DecodeMode::precise. kEarly: old keys are loaded before the previous kernel has ended (Attention::new_keys). That is
+// a separate kernel: in a common one, calls that load nothing early took 0.5 us longer (H200).
 #pragma once
 
 #include "flash_decode.cuh"
@@ -23,8 +22,8 @@ template <class P, int kDim, bool kEarly = false>
 struct ShortDecodeBody {
   static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 16;
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 255 : 168;
-  static constexpr int kBlocksOnEach = 1;  // multiprocessor
-  static constexpr int kDeep = 2;          // tiles that a warp has in registers, or on their way there
+  static constexpr int kBlocksOnEach = 1;  // per multiprocessor
+  static constexpr int kDeep = 2;          // tiles of keys in registers or in flight, per warp
   static constexpr bool waits_for_predecessor_itself = true;
   using Params = P;
   using Key = typename KeyRun<typename P::Kv>::Codes;
@@ -33,13 +32,13 @@ struct ShortDecodeBody {
   using ValueType = typename Coded<Value>::Code;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : 2;
   static constexpr int kQueryPack = wide_pack<typename P::Q>;
-  static constexpr int kChunks = kDim / 32;  // of 8 columns, to a lane
+  static constexpr int kChunks = kDim / 32;  // of 8 columns, per lane
   static constexpr int kPitch = kDim + 4;    // floats of a row of sums
 
   static __host__ __device__ constexpr size_t partial_bytes(int rows) {
     return size_t(rows) * kPitch * sizeof(float) + kRows * sizeof(float2);
   }
-  // What rows of sums and their states take in shared memory, of all warps and of all blocks of the cluster.
+  // Shared memory for the partial results of all warps, and of all blocks of the cluster.
   static size_t shared_bytes(int rows, int cluster) {
     return size_t(kWarps + (cluster > 1 ? cluster : 0)) * partial_bytes(rows);
   }
@@ -48,7 +47,7 @@ struct ShortDecodeBody {
     extern __shared__ __align__(
         128) unsigned char shared[];  // 128: the compiler keeps one alignment for all that have this name
     const unsigned blocks = arch::cluster_size(), rank = arch::cluster_rank();
-    if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
+    if (blocks > 1) arch::cluster_arrive_relaxed();  // other blocks will write to this block's memory
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
     DecodePart part;
     part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = int(blockIdx.y);
@@ -70,7 +69,7 @@ struct ShortDecodeBody {
     __syncthreads();
 
     Partials all(shared + warp_partials.bytes(), part.rows, int(blocks));
-    if (active_blocks > 1) arch::cluster_wait();  // all have begun
+    if (active_blocks > 1) arch::cluster_wait();  // all blocks have started
     const int packs = int(unsigned(p.v_dim) / 4), present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
     each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
@@ -101,7 +100,7 @@ struct ShortDecodeBody {
     const int q_len = int(p.shape.queries(part.b)), rows = q_len * p.group;
     int first_query = 0, last_query = q_len - 1;
     part.rows = rows;
-    if (p.tiles > 1) {  // calls with one tile are spared the divisions, which took them 0.1 us
+    if (p.tiles > 1) {  // a single tile needs no divisions, which took 0.1 us
       const int first = part.tile * kRows;
       part.rows = greater(0, lesser(kRows, rows - first));
       first_query = p.query_of(first), last_query = p.query_of(first + part.rows - 1);
@@ -109,7 +108,8 @@ struct ShortDecodeBody {
     const KeyRange seen = key_range(p.score, {part.b, first_query, last_query, q_len, p.kv.length(part.b)});
     part.begin = int(seen.begin), part.end = greater(part.begin, int(seen.end));
   }
-  // f(row, column) for each four columns of the results, `packs` to a row, shared out to the threads of the block.
+  // Calls f(row, column) for each four columns of the results, distributed over the threads of the block; `packs` per
+  // row.
   template <class F>
   static __device__ __forceinline__ void each_result(int rows, int packs, const F& f) {
     for (int i = threadIdx.x; i < rows * packs; i += max_threads) {
@@ -118,7 +118,8 @@ struct ShortDecodeBody {
     }
   }
 
-  // What warps, or blocks, leave of each row: a state, and sums of values by weights that this state is for.
+  // Partial results of warps, or of blocks: for each row a softmax state, and the sum of weighted values relative to
+  // it.
   class Partials {
    public:
     __device__ __forceinline__ Partials(unsigned char* shared, int rows, int count)
@@ -130,7 +131,7 @@ struct ShortDecodeBody {
     __device__ __forceinline__ float2* state(int from, int row) const {
       return reinterpret_cast<float2*>(sums_ + count_ * rows_ * kPitch) + from * kRows + row;
     }
-    // Of the first `count`, in their order.
+    // Merges the first `count` partial results, in order.
     __device__ __forceinline__ Pack<float, 4> merged(int count, int row, int col, float2& whole) const {
       whole = make_float2(-infinity<float>(), 0.f);
       KERNELS_ROLLED
@@ -161,10 +162,10 @@ struct ShortDecodeBody {
     }
   }
 
-  // The warp's tiles of keys: every `step`-th of them, from `tile` on. With kEarly the first are asked for before
-  // the kernel ahead has ended, if all of their keys are old.
+  // Processes the warp's tiles of keys: every `step`-th one, from `tile` on. With kEarly the first ones are loaded
+  // before the previous kernel has ended, if all of their keys are old.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    [[maybe_unused]] unsigned ready = 0;  // tiles of which all keys are old
+    [[maybe_unused]] unsigned ready = 0;  // the tiles whose keys are all old
     if constexpr (kEarly) {
       const int64_t old = p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin;
       ready = unsigned(lesser<int64_t>(tiles, greater<int64_t>(0, old) / kDecodeKeys));
@@ -232,8 +233,8 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kPastL1:
-  // the loads leave nothing in the L1, where what lies beside these keys and is still to be written would be old.
+  // Loads the keys, or values, of a tile; run(key) returns the columns of one. Missing keys and columns are zeros.
+  // kPastL1: the loads bypass the L1, where data beside these keys that is still to be written would become stale.
   using Words = uint32_t[2][kChunks][4];
   template <bool kPastL1, class Run>
   __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {

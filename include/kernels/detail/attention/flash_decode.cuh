@@ -1,27 +1,27 @@
-// Decoding: attention of a few queries of each sequence, which reads keys and values once for each tile of rows.
+// Flash decoding: attention for a few queries per sequence. Keys and values are read once per tile of rows.
 //
-//   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...   an item: a sequence, a head of keys
+//   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...   item: one sequence, one KV head
 //             [----+---------] [------+------] [-+-------+---] [------+------]
-//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...       equal shares, wherever items begin
-//                  \____________________ a cut item: blocks leave (m, l, o) in the workspace, the last merges
+//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...       equal shares, across item
+//   boundaries
+//                  \____________________ a split item: blocks store (m, l, o) in the workspace, the last one merges
 //
-//   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has a state and an output of its own;
-//             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is cut
+//   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has its own softmax state and output;
+//             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is split
 //             warp 2  keys 32-47, ...         (or 32 or 64 keys at a time: WarpKeys)
 //
-//   two teams:  warps 0, 1  keys  0-15, ...   warps that share keys have rows of their own of the tile: what a warp's
-//               warps 2, 3  keys 16-31, ...   registers cannot hold, its teammate does, and keys are read once
+//   two teams:  warps 0, 1  keys  0-15, ...   warps of a team pair read the same keys for different rows of the tile:
+//               warps 2, 3  keys 16-31, ...   what one warp's registers cannot hold, the other's do
 //
-// The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a
-// tile. Items are ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any
-// other. So blocks that read different heads of a sequence do so at about the same time: these are adjacent in memory,
-// which is faster (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has
-// a whole item finishes it. All of this is found out on the device, from the lengths as they are when the kernel runs
-// (decode_schedule.cuh). If bits must not depend on the batch, items are cut into a fixed number of parts instead, and
-// a block gets those that begin among its units.
+// The rows of an item are the queries of all heads that share a KV head (GQA packing), up to 8, 16 or 32 per tile.
+// Items are ordered by head, then by sequence, and divided into units of keys; every block gets the same number of
+// units. So blocks read the heads of a sequence, which are adjacent in memory, at about the same time, which is faster
+// (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has a whole item
+// also writes its result. The device computes the schedule from the lengths when the kernel runs (decode_schedule.cuh).
+// If the bits of a result must not depend on the batch, items are split into a fixed number of parts instead, and a
+// block gets those that begin among its units.
 //
-// How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
-// (decode_plain.cuh).
+// Rows says how a warp multiplies: on tensor cores (decode_tensor.cuh) or on CUDA cores (decode_plain.cuh).
 #pragma once
 
 #include "../../arch/arch.cuh"
@@ -36,21 +36,21 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kDecodeKeys = 16;  // of a tile: as many as mma has rows
+constexpr int kDecodeKeys = 16;  // per tile: the rows of an mma
 
-// Which of kTeams, whose warps take turns, the warp is in.
+// The warp's team. Consecutive warps belong to different teams.
 template <int kTeams>
 __device__ __forceinline__ int team_of_warp() {
   return kTeams == 1 ? 0 : threadIdx.x / 32 % kTeams;
 }
 
-// The keys of a part that a warp takes, one step of the block after the other: kTiles tiles each time, or fewer where
-// what is left of the part would not be enough for all warps. kTeams warps take the same keys, for other rows:
+// Distributes the keys of a part over the warps of a block. In each step of the block a warp takes kTiles tiles, or
+// fewer if the rest of the part would not suffice for all warps. kTeams warps take the same keys, for different rows;
 // kWarps counts them once.
 template <int kWarps, int kTiles, int kTeams = 1>
 struct WarpKeys {
   static constexpr int warps = kWarps, tiles = kTiles, teams = kTeams;
-  // Which keys the warp has, and in which team it is.
+  // The warp's number among those with different keys, and its team.
   static __device__ __forceinline__ int number() { return threadIdx.x / (32 * kTeams); }
   static __device__ __forceinline__ int team() { return team_of_warp<kTeams>(); }
 
@@ -58,7 +58,7 @@ struct WarpKeys {
 
   // Before a part's first step.
   __device__ __forceinline__ void begin(uint32_t part_begin) { block_ = part_begin, block_keys_ = 0; }
-  // The next step of a part that ends at `end`. False: the warp has no keys any more.
+  // Moves to the next step of a part that ends at `end`. False: the warp has no more keys.
   __device__ __forceinline__ bool next(uint32_t end) {
     block_ += block_keys_;
     if (block_ >= end) return false;
@@ -74,23 +74,23 @@ struct WarpKeys {
     return true;
   }
 
-  // Behind the last step of a part that ends at `end`: whether other warps have one more.
+  // After the warp's last step of a part that ends at `end`: whether other warps have one more.
   __device__ __forceinline__ bool had_fewer(uint32_t end) const { return block_ < end; }
 
  private:
-  uint32_t block_ = 0, block_keys_ = 0;  // where the block's step begins, and its keys
+  uint32_t block_ = 0, block_keys_ = 0;  // the first key of the block's step, and how many it has
 };
 
-// A value of a warp that is seldom read. Where registers are short it lies in shared memory: otherwise the compiler has
-// no registers to load operands of products ahead of time (16 sequences of 4,096 keys with 8 queries of 32 heads over
-// 8: 75.6 us, and 86.6 with all in registers, H200). kWhich: tells apart several of one type.
+// A per-warp value that is read rarely. If registers are scarce it is kept in shared memory: otherwise the compiler has
+// none left to load operands of products ahead of time (16 sequences of 4,096 keys with 8 queries of 32 heads over 8:
+// 75.6 us, with all in registers 86.6, H200). kWhich distinguishes several values of one type.
 template <class T, int kWarps, bool kInShared, int kWhich = 0>
 class SpilledToShared {
  public:
   SpilledToShared() = default;
   __device__ __forceinline__ explicit SpilledToShared(const T& value) { set(value); }
   __device__ __forceinline__ const T& get() const { return mine(); }
-  // What f(T&) returns.
+  // Calls f(T&) and returns its result.
   template <class F>
   __device__ __forceinline__ auto change(const F& f) {
     T value = mine();
@@ -125,18 +125,18 @@ class SpilledToShared<T, kWarps, false, kWhich> {
   T value_;
 };
 
-// Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose
-// upper 48 bits are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation
-// gives, so that what earlier calls of other kernels left there is not taken for a count.
+// Counts the parts of an item that have been stored in the workspace. The workspace needs no clearing: a counter whose
+// upper 48 bits are not kMark counts as 0. With kMark, its 64 bits are a NaN of double with a payload that no
+// computation produces, so data of earlier kernels is not mistaken for a count.
 class DecodeCounter {
  public:
-  // By one thread of each block that will arrive, some time before.
+  // Called by one thread of each block that will arrive, some time before.
   static __device__ __forceinline__ void prepare(unsigned long long* counter) {
     const unsigned long long found = *reinterpret_cast<volatile unsigned long long*>(counter);
     if (found >> 16 != kMark) atomicCAS(counter, found, kMark << 16);
   }
-  // By one thread of a block, whose others have written before a barrier. Whether all `count` have arrived: what they
-  // wrote can be read then.
+  // Called by one thread of a block, after a barrier behind the block's stores. True if all `count` blocks have
+  // arrived: then their stores are visible.
   static __device__ __forceinline__ bool arrive(unsigned long long* counter, int count) {
     const bool last = int(arch::atomic_add_released(counter, 1) & 0xffff) + 1 == count;
     if (last) *counter = kMark << 16;
@@ -158,7 +158,7 @@ struct DecodeProblem {
                 const Attention& opts)
       : q(queries), kv(keys), score(s), out(sink), shape(sizes), options(opts) {}
 
-  // Of a row of an item: which of the sequence's queries it is.
+  // The query of the sequence that a row of an item belongs to.
   __device__ __forceinline__ int query_of(int row) const { return int(unsigned(row) / unsigned(group)); }
 
   Q q;
@@ -169,19 +169,19 @@ struct DecodeProblem {
   Attention options;
   float scale = 0;
   int dim = 0, v_dim = 0;
-  int kv_heads = 0, group = 0;                // of an item: heads of keys that go together count once
-  int tile_rows = 0, tiles = 0;               // of an item, at most
-  int blocks = 0;                             // that keys are shared out to, at most
-  int splits = 0;                             // parts of an item, if fixed
+  int kv_heads = 0, group = 0;                // KV heads that share a tile count as one
+  int tile_rows = 0, tiles = 0;               // the most rows of a tile, and tiles of an item
+  int blocks = 0;                             // the most blocks
+  int splits = 0;                             // fixed number of parts per item, or 0
   int q_pack = 0, out_pack = 0;               // elements per access that the functors allow
-  bool wide_kv = false;                       // whether they allow wide ones to keys and values: see decode_plain.cuh
-  // What blocks leave, tile_rows to a part: see PartialSlots.
+  bool wide_kv = false;                       // whether keys and values allow wide accesses (decode_plain.cuh)
+  // Partial results in the workspace, tile_rows per part (PartialSlots).
   unsigned long long* counters = nullptr;
   float2* states = nullptr;
   float* outputs = nullptr;
 };
 
-// The result of a row that has seen all keys: with logits to the base of 2, l is the sum of 2^(logit - m).
+// The result of a row after all keys. Logits are to the base of 2, and l is the sum of 2^(logit - m).
 template <class P>
 class DecodeRow {
  public:
@@ -195,7 +195,7 @@ class DecodeRow {
     scale_ *= state.inverse();
     lse_ = state.logsumexp();
   }
-  // sums: of 2^(logit - m) times the values.
+  // sums: the sum of 2^(logit - m) times the values.
   __device__ __forceinline__ void write(const Pack<float, 4>& sums, int col) const {
     const int64_t at = head_ * p_.v_dim + col;
     const Pack<float, 4> results = sums * scale_;
@@ -219,8 +219,8 @@ class DecodeRow {
   float scale_, lse_;
 };
 
-// From the logits of a warp's keys to their weights, for kTiles times 8 rows, of which each of kTeams has as many. Lane
-// 4g + t has keys g and g + 8 of each 16 for rows 2t and 2t + 1 of each tile: as mma leaves them.
+// Turns the logits of a warp's keys into weights (online softmax), for kTiles times 8 rows per team. Lane 4g + t has
+// keys g and g + 8 of each 16 for rows 2t and 2t + 1 of each tile, the accumulator layout of mma.
 template <class P, int kTiles, int kTeams = 1>
 class DecodeWeights {
  public:
@@ -243,8 +243,8 @@ class DecodeWeights {
     }
   }
 
-  // x: products of each tile of rows and some times 16 keys, of which there are `keys`; then weights. shrink(factors):
-  // what was summed so far becomes so much less.
+  // x: on entry the products of each tile of rows with a multiple of 16 keys, of which `keys` exist; on return weights.
+  // Calls shrink(factors) if the sums so far are to be rescaled.
   template <int kProducts, class Shrink>
   __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, float (&x)[kProducts][4],
                                         uint32_t first_key, uint32_t keys, const Shrink& shrink) {
@@ -256,7 +256,7 @@ class DecodeWeights {
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) most[n][j] = -infinity<float>();
-      // Of several tiles the last ones can be another warp's.
+      // If there are several tiles, the last ones may belong to another warp.
       uint32_t count[2] = {count_[n][0], count_[n][1]};
       if constexpr (kKeyTiles > 1) {
         KERNELS_UNROLL
@@ -314,7 +314,7 @@ class DecodeWeights {
     }
   }
 
-  // The states of all rows of the warp.
+  // Writes the softmax states of the warp's rows.
   __device__ __forceinline__ void write(float2* states) {
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
@@ -326,14 +326,14 @@ class DecodeWeights {
       }
     }
   }
-  // What the warp's sums of a row are multiplied by when all warps' are added up.
+  // The factor of the warp's sums of a row when the sums of all warps are added.
   template <int kWarps, int kRows>
   __device__ __forceinline__ float factor(const float2 (&states)[kWarps][kRows], int n, int j) const {
     return arch::exp2_flushed(m_[n][j] - softmax_reference(most_of(states, row_of(n, j))));
   }
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  // The first row of the warp's team, and row j of those that a lane has of tile n.
+  // The first row of the warp's team, and below, row j of a lane in tile n.
   static __device__ __forceinline__ int first_row() { return team_of_warp<kTeams>() * (kTiles * 8); }
   static __device__ __forceinline__ int row_of(int n, int j) { return first_row() + n * 8 + lane() % 4 * 2 + j; }
   template <int kWarps, int kRows>
@@ -345,17 +345,17 @@ class DecodeWeights {
   }
 
  private:
-  // m lies so far below the largest logit, to the base of 2, that the weights of small ones stay in the range of half;
-  // and logits may grow so far beyond m before everything is scaled anew: seldom, then.
+  // m is kLead below the largest logit (to the base of 2), so that the weights of small logits stay in the range of
+  // half. Logits may exceed m by kMost before sums are rescaled, which makes that rare.
   static constexpr float kLead = 7.f, kMost = 15.f;
 
   Factors m_, l_;
   float scale_;
-  uint32_t begin_[kTiles][2], count_[kTiles][2];  // the keys that a row sees
+  uint32_t begin_[kTiles][2], count_[kTiles][2];  // the keys that a row attends to
   int q_len_, kv_len_;
 };
 
-// kEarly: the first keys that are old (Attention::new_keys) are brought before the kernel ahead has ended.
+// kEarly: the first old keys (Attention::new_keys) are loaded before the previous kernel has ended.
 template <class P, class Rows, bool kEarly = false>
 struct DecodeBody {
   using Steps = typename Rows::Steps;
@@ -367,7 +367,7 @@ struct DecodeBody {
   using Cursor = typename Schedule::Cursor;
   using States = float2[kKeyWarps][kRows];
 
-  // What is looked at where a part ends.
+  // State that is needed only at the end of a part.
   template <class T>
   using Kept = SpilledToShared<T, kWarps, Rows::short_of_registers>;
 
@@ -389,8 +389,8 @@ struct DecodeBody {
     Kept<DecodePart> next;
     DecodePart part;
     int64_t at = 0;
-    // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of
-    // all keys that are not ready before the kernel ahead has ended.
+    // The queries of a part are prefetched while the keys of the previous part are processed; the first queries before
+    // all keys that cannot be loaded before the previous kernel has ended.
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more)
@@ -409,7 +409,7 @@ struct DecodeBody {
   }
 
  private:
-  // A part, which begins `at` units behind the block's first.
+  // Processes a part, which begins `at` units after the block's first unit.
   static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part,
                                               int64_t at) {
     __shared__ States states;
@@ -439,7 +439,7 @@ struct DecodeBody {
     if (last) merge(p, part, partial_at);
   }
 
-  // Eight rows of each team, from row `first` of the team's on, of a part, from all warps.
+  // Adds up the sums of all warps for eight rows of each team, from the team's row `first` on.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows,
                                                    const States& states, int first, const PartialSlots& partial_at) {
     const unsigned packs = unsigned(p.v_dim) / 4;
@@ -466,15 +466,15 @@ struct DecodeBody {
     }
   }
 
-  static constexpr int kPartsAtOnce = 16;  // that are merged
-  // Of each row, in shared memory: what the sums of these parts are multiplied by and what was summed before, and the
-  // state of all so far.
+  static constexpr int kPartsAtOnce = 16;  // merged at a time
+  // In shared memory, per row: the factors of the sums of these parts, the factor of the sums so far, and the state of
+  // all parts so far.
   struct Merged {
     float (&factors)[kRows][kPartsAtOnce];
     float2 (&states)[kRows];
     float (&shrink)[kRows];
   };
-  // Where the rows of an item's parts begin in the workspace: of the first, and of the others from `others` on.
+  // The first rows of an item's parts in the workspace: the first part's, and those of the others from `others` on.
   struct PartialOffsets {
     int64_t first, others, distance, step;  // step: the distance between sums
     __device__ __forceinline__ PartialOffsets(const P& p, const PartialSlots& partial_at)
@@ -484,8 +484,8 @@ struct DecodeBody {
           step(distance * p.v_dim) {}
   };
 
-  // All parts of an item, of which this block has left the last one, in the order of keys. This code runs once in a
-  // block, so that its instructions miss the instruction cache: it has to be short.
+  // Merges all parts of an item in the order of keys, after this block has stored the last one. This code runs once per
+  // block, so its instructions miss the instruction cache: it has to be short.
   static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const PartialSlots& partial_at) {
     __shared__ float factors[kRows][kPartsAtOnce];
     __shared__ float2 states[kRows];
@@ -520,7 +520,7 @@ struct DecodeBody {
         DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
     }
   }
-  // Four columns of a row, of each of `count` parts from the `first` on.
+  // Adds up four columns of a row over `count` parts, from part `first` on.
   static __device__ __forceinline__ void read_sums(const P& p, const PartialOffsets& partials, int first, int count,
                                                    int row, int col, Pack<float, 4> (&some)[kPartsAtOnce]) {
     const float* sums = p.outputs + (partials.others + first * partials.distance + row) * p.v_dim + col;
@@ -533,7 +533,7 @@ struct DecodeBody {
       some[u] = {{x.x, x.y, x.z, x.w}};
     }
   }
-  // Of these parts, and of those before: a row to a warp, a part to a lane.
+  // Computes the factors of these parts and of those before: one row per warp, one part per lane.
   static __device__ __forceinline__ void merge_states(const P& p, const PartialOffsets& partials, int first, int count,
                                                       int rows, int lane, int warp, const Merged& merged) {
     const int64_t from = partials.others + first * partials.distance;
