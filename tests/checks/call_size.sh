@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# call_size.sh FILE FOLDER: what one call, in FILE, adds to a user's program: for each architecture no more kernels and bytes of machine
-# code than FILE's first line allows, "// budget: 16 kernels, 90 KB". FOLDER holds what the compiler kept. What compiling it takes is
-# measured by bench/compile_time.sh.
+# call_size.sh FOLDER FILE...: what calls add to a user's program: for each architecture no more kernels and bytes of machine code than the
+# first lines of their files allow together, "// budget: 16 kernels, 90 KB". FOLDER holds what the compiler kept of them, compiled as one.
+# What compiling a call takes is measured by bench/compile_time.sh.
 set -euo pipefail
-file=$1 folder=$2
-read -r most_kernels most_kilobytes < <(sed -nE '1s,^// budget: ([0-9]+) kernels\, ([0-9]+) KB$,\1 \2,p' "$file")
+folder=$1 most_kernels=0 most_kilobytes=0
+shift
+for file in "$@"; do
+  read -r kernels kilobytes < <(sed -nE '1s,^// budget: ([0-9]+) kernels\, ([0-9]+) KB$,\1 \2,p' "$file")
+  most_kernels=$((most_kernels + kernels)) most_kilobytes=$((most_kilobytes + kilobytes))
+done
 
 shopt -s nullglob
 failures=0 images=0

@@ -23,5 +23,5 @@ elif [[ $how == link ]]; then  # what is not optimized calls functions that are 
 else
   less=(-Xcicc -O1 -Xptxas -O0)                # the assembler takes longer for code of -O0
   if [[ $arch == *a ]]; then less=(); fi       # kernels that trade registers do not get by with them
-  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" "${less[@]}" -cubin -o "$all.cubin"
+  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" "${less[@]}" -Xcompiler -O0 -c -o "$all.o"
 fi

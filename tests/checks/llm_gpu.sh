@@ -3,12 +3,10 @@
 # It is built only where there is a GPU; elsewhere this is all that looks at it.
 set -euo pipefail
 nvcc=$1 include_dir=$2 llm=$3 work=$4
-for arch in 80 90a; do
-  parts=("device/gpu.cu -DUNIT=f16 -DWEIGHTS="{i4,i8} "device/gpu.cu -DUNIT=bf16 -DCACHE=i8" "device/gpu.cu -DUNIT=bf16")
-  if [[ $arch == 90a ]]; then parts+=("walk/walk.cu -DUNIT="{"f16 -DWEIGHTS=f8","bf16 -DWEIGHTS=i4","bf16 -DWEIGHTS=bf16"}); fi
-  for part in "${parts[@]}"; do
-    read -r file options <<< "$part"
-    bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" -I "$llm" -DCALLS=calls $options "$llm/$file" \
-      -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$work/llm_gpu.ptx"
-  done
+for part in "80 device/gpu.cu -DUNIT=f16 -DWEIGHTS=i4" "80 device/gpu.cu -DUNIT=bf16" "80 device/gpu.cu -DUNIT=bf16 -DCACHE=i8" \
+  "90a device/gpu.cu -DUNIT=f16 -DWEIGHTS=i8" "90a device/gpu.cu -DUNIT=bf16 -DCACHE=bf16" \
+  "90a walk/walk.cu -DUNIT=f16 -DWEIGHTS=f8" "90a walk/walk.cu -DUNIT=bf16 -DWEIGHTS=i4"; do
+  read -r arch file options <<< "$part"
+  bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" -I "$llm" -DCALLS=calls $options "$llm/$file" \
+    -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$work/llm_gpu.ptx"
 done
