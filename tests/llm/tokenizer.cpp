@@ -26,6 +26,14 @@ std::string utf8(uint32_t c) {
   return {char(0xf0 | c >> 18), char(0x80 | (c >> 12 & 63)), char(0x80 | (c >> 6 & 63)), char(0x80 | (c & 63))};
 }
 
+std::string decoded(const Tokenizer& tokenizer, const Tokenizer::Ids& ids, bool with_special = false) {
+  std::string out;
+  for (const int32_t id : ids) out += tokenizer.bytes(id, with_special);
+  return llm::valid_utf8(out);
+}
+// Whether this is what has become of a text. SentencePiece puts a space before it.
+bool is_text(const std::string& made, const std::string& text) { return made == text || made == " " + text; }
+
 // Runs f in a thread with 256 KB of stack, and returns the processor's time that it took there.
 double on_small_stack(const std::function<void()>& f) {
   struct Call {
@@ -117,7 +125,7 @@ TEST_CASE("texts become the tokens that the original libraries make") {
       CHECK(ids == item.value()["ids"][i].get<std::vector<int32_t>>());
       // Spaces alone before a token like "extra" keep the one that Llama 2's rules put there, in the original.
       if (item.key() == "llama2" && golden["texts"][i].get<std::string>().find("extra") != std::string::npos) continue;
-      CHECK(tokenizer.decode(ids) == item.value()["decoded"][i].get<std::string>());
+      CHECK(is_text(decoded(tokenizer, ids), item.value()["decoded"][i].get<std::string>()));
     }
   }
   const Json& sp = golden["sentencepiece"];
@@ -136,7 +144,7 @@ TEST_CASE("special tokens in texts from elsewhere are plain text") {
   CHECK(tokenizer.encode("a<|end|>b", false).size() == 3);
   const auto ids = tokenizer.encode("a<|end|>b", false, false);
   CHECK(std::count(ids.begin(), ids.end(), end) == 0);
-  CHECK(tokenizer.decode(ids) == "a<|end|>b");
+  CHECK(decoded(tokenizer, ids) == "a<|end|>b");
 }
 
 // Strings that make_tokenizers.py has drawn in the same way, of which it kept a hash of the ids of each block.
@@ -167,7 +175,7 @@ TEST_CASE("vocabularies that models come with give the tokens that the original 
     drawn.compare(tokenizer, item.value()["drawn"], item.key());
     for (const std::string& text : texts) {
       if (text.find("\xe2\x96\x81") == std::string::npos)  // which SentencePiece takes for a space
-        CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+        CHECK(is_text(decoded(tokenizer, tokenizer.encode(text)), text));
     }
   }
 }
@@ -187,7 +195,7 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
         while (text.size() < bytes) text += unit;
         Tokenizer::Ids ids;
         const double seconds = on_small_stack([&] { ids = tokenizer.encode(text, false); });
-        if (bytes == 1000000 && name != std::string("qwen2")) CHECK(tokenizer.decode(ids) == text);
+        if (bytes == 1000000 && name != std::string("qwen2")) CHECK(is_text(decoded(tokenizer, ids), text));
         return seconds;
       };
       const double quarter = encode(250000);
@@ -214,7 +222,7 @@ TEST_CASE("parts of a text are found in what normalizers make of it, in linear t
              longer = {{"type", "Replace"}, {"pattern", {{"String", "."}}}, {"content", "dot"}},
              shorter = {{"type", "Replace"}, {"pattern", {{"Regex", "x+"}}}, {"content", "x"}};
   const Tokenizer lowering = tokenizer_of(Json::array({lower}), {});
-  CHECK(lowering.decode(lowering.encode("\xc4\xb0X\xc3\x89")) == "i\xcc\x87x\xc3\xa9");
+  CHECK(decoded(lowering, lowering.encode("\xc4\xb0X\xc3\x89")) == "i\xcc\x87x\xc3\xa9");
   const std::set<int32_t> control{256};
   for (const Json& steps :
        {Json{nfc}, Json{nfkc, lower}, Json{longer, shorter, nfc}, Json{shorter, lower, nfkc, longer}}) {
@@ -234,7 +242,7 @@ TEST_CASE("parts of a text are found in what normalizers make of it, in linear t
     const auto ids = tokenizer.encode_mixed(text, plain, control), all = tokenizer.encode_mixed(text, {}, control);
     CHECK(std::count(ids.begin(), ids.end(), 256) == int64_t(plain.size()) + 1);
     CHECK(std::count(all.begin(), all.end(), 256) == 2 * int64_t(plain.size()) + 1);
-    CHECK(tokenizer.decode(ids) == tokenizer.decode(all));
+    CHECK(decoded(tokenizer, ids) == decoded(tokenizer, all));
 
     // With little of ASCII in it as well.
     for (const char* between : {"User says: ", "\xe4\xba\xba\xef\xbc\x9a"}) {
@@ -265,7 +273,7 @@ TEST_CASE("regular expressions mean what they mean to the tokenizers library, or
     const Json replace = {{"type", "Replace"}, {"pattern", {{"Regex", pattern}}}, {"content", "<>"}};
     const auto tokenizer = Tokenizer::from_json(
         {{"normalizer", replace}, {"model", model_of_bytes()}, {"added_tokens", Json::array()}}, "it");
-    return tokenizer.decode(tokenizer.encode(text));
+    return decoded(tokenizer, tokenizer.encode(text));
   };
   // As Replace of tokenizers 0.23.3 has them: a mark, a Roman numeral, a circled letter, an exponent, a joiner.
   const std::string text = "a_e\u0301 \u2160\u24b6\u00b2-\u200d7";
@@ -340,8 +348,7 @@ TEST_CASE("tokens that are printed as they come are the text") {
       }
       joined += stream.end();
       INFO(item.key() << ": " << golden["texts"][i]);
-      CHECK((joined == tokenizer.decode(ids) ||
-             joined == " " + tokenizer.decode(ids)));  // Llama 2 has a space more at the beginning
+      CHECK(joined == decoded(tokenizer, ids));
     }
   }
 }
@@ -480,8 +487,8 @@ TEST_CASE("tokenizer.model begins texts as tokenizer_config.json says, and has a
   CHECK(older.eos == n + 1);
   CHECK(older.encode("<|im_start|>The cat<note>the dog<|im_end|>") ==
         joined({{plain.bos, n}, the, {n + 5}, dog, {n + 1}}));
-  CHECK(older.decode({n, n + 5, n + 1}) == "<note>");
-  CHECK(older.decode({n, n + 5, n + 1}, true) == "<|im_start|><note><|im_end|>");
+  CHECK(decoded(older, {n, n + 5, n + 1}) == "<note>");
+  CHECK(decoded(older, {n, n + 5, n + 1}, true) == "<|im_start|><note><|im_end|>");
   const Ids by_others = older.encode("<|im_end|>", true, false);
   CHECK(std::count(by_others.begin(), by_others.end(), n + 1) == 0);
 
@@ -539,13 +546,13 @@ TEST_CASE("tokens that tokenizer.json lacks are added from beside it") {
   CHECK(newer.eos == n + 1);
   CHECK(newer.bytes(plain.id_of("<|end|>")) == plain.bytes(plain.id_of("<|end|>")));
   CHECK(ids(newer, "<|new|> <|stop|><word>") == Ids{n, n + 1, n + 2});
-  CHECK(newer.decode({n, n + 1, n + 2}) == "<word>");
+  CHECK(decoded(newer, {n, n + 1, n + 2}) == "<word>");
 
   // added_tokens.json otherwise, special if tokenizer_config.json names them.
   config.erase("added_tokens_decoder");
   const Tokenizer older = load(beside(config, {{"<|stop|>", n}, {"<note>", n + 1}}));
   CHECK(ids(older, "<|stop|><note>") == Ids{n, n + 1});
-  CHECK(older.decode({n, n + 1}) == "<note>");
+  CHECK(decoded(older, {n, n + 1}) == "<note>");
 
   // A piece that is called special is cut out of the text as a whole.
   const std::string word = "use";
@@ -556,7 +563,7 @@ TEST_CASE("tokens that tokenizer.json lacks are added from beside it") {
   const Tokenizer named = load(beside({{"eos_token", word}}));
   CHECK(named.eos == piece);
   CHECK(has_piece(ids(named, "house")));
-  CHECK(named.decode({piece}).empty());
+  CHECK(decoded(named, {piece}).empty());
 
   using Wrong = std::tuple<int32_t, std::string, const char*>;
   for (const auto& [where, token, why] :
@@ -593,7 +600,7 @@ TEST_CASE("vocab.json and merges.txt are read by the rules of the model's family
       if (!begins) ids.erase(ids.begin());
       const Ids made = tokenizer.encode(golden["texts"][i].get<std::string>());
       CHECK(made == ids);
-      CHECK(tokenizer.decode(made) == expected["decoded"][i].get<std::string>());
+      CHECK(is_text(decoded(tokenizer, made), expected["decoded"][i].get<std::string>()));
     }
   };
   const Json begins = {{"add_bos_token", true}, {"bos_token", "<|end|>"}, {"tokenizer_class", "GPT2Tokenizer"}};

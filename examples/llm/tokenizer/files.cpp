@@ -171,13 +171,8 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
     if (at != spelled.end()) unknown_ = at->second;
   }
-  // For decoding: signs become spaces, and the first space of a text may not belong to it.
-  if (!byte_level_) {
-    for (std::string& piece : pieces_) piece = with_spaces(piece);
-    const Json* const decoder = fields.find("decoder");
-    const std::string all = decoder != nullptr ? decoder->dump() : "";
-    const auto has = [&](const char* word) { return all.find(word) != std::string::npos; };
-    strip_first_space_ = has("\"Strip\"") || (has("\"Metaspace\"") && !has("\"never\""));
+  for (std::string& piece : pieces_) {
+    if (!byte_level_) piece = with_spaces(piece);  // for the text that tokens become
   }
   if (fields.find("added_tokens") != nullptr) {
     for (const Json& item : fields.list("added_tokens")) {
@@ -321,7 +316,6 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     }
   }
   // Spaces become signs, and a sign is put before the text.
-  strip_first_space_ = file.dummy_prefix;
   normalizers_.push_back([first = file.dummy_prefix](const std::string& text, Places& places) {
     return replaced(first ? prepended(text, kSign, places) : text, {" ", {}, {}, {}}, kSign, places);
   });

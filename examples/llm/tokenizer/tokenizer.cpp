@@ -194,13 +194,6 @@ std::string Tokenizer::bytes(int32_t id, bool with_special) const {
   return pieces_[size_t(id)];
 }
 
-std::string Tokenizer::decode(const Ids& ids, bool with_special) const {
-  std::string out;
-  for (const int32_t id : ids) out += bytes(id, with_special);
-  if (strip_first_space_ && !out.empty() && out[0] == ' ') out.erase(0, 1);
-  return valid_utf8(out);
-}
-
 int32_t Tokenizer::id_of(const std::string& text) const {
   for (const Added& token : added_) {
     if (token.text == text) return token.id;

@@ -49,7 +49,6 @@ class Tokenizer {
   Ids encode_mixed(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const;
   // The bytes of a token in a text. Special tokens have none, unless with_special.
   std::string bytes(int32_t id, bool with_special = false) const;
-  std::string decode(const Ids& ids, bool with_special = false) const;
 
   const Ids& before() const { return before_; }  // the tokens that are put before a text
   int64_t size() const { return int64_t(pieces_.size()); }
@@ -107,7 +106,7 @@ class Tokenizer {
   };
   std::unordered_map<uint64_t, Merge> merges_;
   int32_t unknown_ = -1;
-  bool fuse_unknown_ = false, ignore_merges_ = false, strip_first_space_ = false;
+  bool fuse_unknown_ = false, ignore_merges_ = false;
   std::vector<Added> added_;
   // Added tokens by their bytes: a node and a byte give the next node. So a text that consists of beginnings of tokens
   // takes no longer than any other.

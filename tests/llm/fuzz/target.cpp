@@ -68,7 +68,7 @@ void use(const llm::Tokenizer& tokenizer) {
   }
   joined += stream.end();
   must(llm::valid_utf8(joined) == joined, "text that is decoded is UTF-8");
-  tokenizer.decode(tokenizer.encode(text, false, false));
+  tokenizer.encode(text, false, false);
   tokenizer.encode("");
 }
 
