@@ -378,21 +378,11 @@ std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const
     k::rope_frequencies_linear(f.data(), rotary_dim, theta, factor);
   } else if (type == "dynamic") {
     const double l = double(std::max(length, positions)), base = factor * l / double(positions) - (factor - 1);
-    k::rope_frequencies(f.data(), rotary_dim, theta * std::pow(base, rotary_dim / double(rotary_dim - 2)));
+    k::rope_frequencies_ntk(f.data(), rotary_dim, theta, base);
   } else if (type == "llama3") {
     k::rope_frequencies_llama3(f.data(), rotary_dim, theta, factor, low, high, original);
-  } else if (type == "yarn" && truncate) {
-    k::rope_frequencies_yarn(f.data(), rotary_dim, theta, factor, original, fast, slow);
   } else if (type == "yarn") {
-    const auto pair_of = [&](double turns) {
-      return rotary_dim * std::log(original / (turns * 6.283185307179586)) / (2 * std::log(theta));
-    };
-    const double first = std::max(pair_of(fast), 0.0), last = std::min(pair_of(slow), double(rotary_dim - 1));
-    for (int i = 0; i < rotary_dim / 2; ++i) {
-      const double plain = std::pow(theta, -2.0 * i / rotary_dim),
-                   share = std::clamp((i - first) / std::max(last - first, 0.001), 0.0, 1.0);
-      f[size_t(i)] = float(share * plain / factor + (1 - share) * plain);
-    }
+    k::rope_frequencies_yarn(f.data(), rotary_dim, theta, factor, original, fast, slow, truncate);
   } else {
     k::rope_frequencies(f.data(), rotary_dim, theta);
     if (type == "longrope") {

@@ -54,14 +54,16 @@ inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double t
   }
 }
 // YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` are kept,
-// with a ramp between them. Returns the matching factor for rope().amplitude().
+// with a ramp between them, which begins and ends at whole pairs with `truncate`. Returns the matching factor for
+// rope().amplitude().
 inline float rope_frequencies_yarn(float* frequencies, int rotary_dim, double theta, double factor, double context,
-                                   double fast = 32, double slow = 1) {
+                                   double fast = 32, double slow = 1, bool truncate = true) {
   const auto pair_of = [=](double turns) {
     return rotary_dim * std::log(context / (turns * 6.283185307179586)) / (2 * std::log(theta));
   };
-  const double first = std::fmax(std::floor(pair_of(fast)), 0),
-               last = std::fmin(std::ceil(pair_of(slow)), rotary_dim - 1);
+  const double begin = pair_of(fast), end = pair_of(slow);
+  const double first = std::fmax(truncate ? std::floor(begin) : begin, 0),
+               last = std::fmin(truncate ? std::ceil(end) : end, rotary_dim - 1);
   for (int i = 0; i < rotary_dim / 2; ++i) {
     const double f = std::pow(theta, -2.0 * i / rotary_dim),
                  scaled = std::fmin(std::fmax((i - first) / std::fmax(last - first, 0.001), 0), 1);

@@ -43,6 +43,11 @@ TEST_CASE("frequencies") {
   CHECK(k::rope_frequencies_yarn(f, 128, 5e5, 4, 8192) == Approx(0.1 * std::log(4.0) + 1));
   CHECK(f[0] == 1.f);
   CHECK(f[63] == Approx(plain[63] / 4));
+  // Pair 25 is in the ramp, which begins and ends within pairs if these are not truncated.
+  const double pairs = 64 / std::log(5e5), first = pairs * std::log(8192 / (32 * 6.283185307179586)),
+               last = pairs * std::log(8192 / 6.283185307179586), share = (25 - first) / (last - first);
+  k::rope_frequencies_yarn(f, 128, 5e5, 4, 8192, 32, 1, false);
+  CHECK(f[25] == Approx(plain[25] * (1 - share + share / 4)));
 }
 
 TEST_CASE("on a source") {
