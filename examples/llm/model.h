@@ -102,7 +102,6 @@ class Model {
     Buffer<float> key_scales, value_scales;
   };
   class Loader;
-  class Tensors;
 
   int64_t inside() const;
   void check_options();

@@ -1,9 +1,9 @@
 // Loading a model: checks the options, finds and checks the tensors of the files, and converts or copies them to the
 // device. model_memory.cpp plans the memory.
+#include <kernels/cpu/exec.h>
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <thread>
 
 #include "model.h"
 
@@ -22,12 +22,30 @@ Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
 
 }  // namespace
 
-// Finds and checks tensors, and brings them to the device. With only_plan it only adds up bytes.
+// Finds and checks tensors, whose names it maps to the weights of the model, and brings them to the device. With
+// only_plan it only adds up bytes.
 class Model::Loader {
  public:
   Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
       : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
 
+  // Loads every tensor that config.json implies. Files with other tensors are refused.
+  void load() {
+    model_.zeros_ = floats(
+        std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
+    embedding();
+    for (size_t i = 0; i < c.layers.size(); ++i) {
+      const std::string number = std::to_string(i) + ".";
+      if (gpt2) gpt2_layer(model_.layers_[i], prefix_ + "h." + number);
+      else layer(model_.layers_[i], prefix_ + "layers." + number, c.layers[i].experts);
+    }
+    head();
+    ignore_others();
+    if (const std::string name = files_.unread(); !name.empty())
+      throw Error("unknown tensor ", shown(name), " in a model of type ", c.architecture);
+  }
+
+ private:
   // NAME.weight, rows x cols weights. transposed: the file has them as cols x rows. quantize: whether --weights of
   // fewer than 16 bits apply. as: the Type that the matrix must have, or -1.
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false,
@@ -83,7 +101,6 @@ class Model::Loader {
     return only_plan_ ? &nothing_ : static_cast<const float*>(keep(values.data(), values.size() * 4));
   }
 
- protected:
   void done(size_t bytes) {
     done_ += double(bytes);
     if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
@@ -137,13 +154,13 @@ class Model::Loader {
     // Quantizing to 8 or 4 bits would turn infinities and NaN into ordinary numbers, and hide that the file is broken.
     // The largest number of fp16 is 65504; numbers below 65520 are rounded to it.
     const bool codes = bits_of(out.type) < 16, half = out.type == Type::f16;
-    std::atomic<int64_t> next{0};
     std::atomic<float> wrong{0};
     std::atomic<bool> packed{true};
-    const auto work = [&] {
-      std::vector<float> values(size_t(some * cols));
-      for (int64_t row; (row = next.fetch_add(some)) < part.rows;) {
-        const int64_t n = std::min(some, part.rows - row), first = part.first + row;
+    const auto team = kernels::cpu::Exec{model_.device_.place().threads}.team().for_work(double(part.rows * cols));
+    kernels::detail::host::parallel_shares(team, part.rows, [&](int64_t begin, int64_t end) {
+      std::vector<float> values(size_t(std::min(some, end - begin) * cols));
+      for (int64_t row = begin; row < end; row += some) {
+        const int64_t n = std::min(some, end - row), first = part.first + row;
         if (!transposed) to_floats(from, part.tensor->data + first * cols * size, values.data(), n * cols);
         for (int64_t col = 0; transposed && col < cols; ++col) {
           for (int64_t i = 0; i < n; ++i)
@@ -158,12 +175,7 @@ class Model::Loader {
                          scales + scale_bytes(out.type, row, cols)))
           packed = false;
       }
-    };
-    std::vector<std::thread> others;
-    const int64_t most = std::min<int64_t>(model_.device_.place().threads, (part.rows + some - 1) / some);
-    for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
-    work();
-    for (std::thread& other : others) other.join();
+    });
     if (!packed) throw Error(name, ": cannot be packed as ", name_of(out.type));
     if (wrong == 0) return;
     if (codes) throw Error(name, ": an infinite or NaN weight cannot be quantized to ", name_of(out.type));
@@ -171,36 +183,8 @@ class Model::Loader {
                 has(Type::bf16) ? "try --weights bf16" : "bf16 is not compiled in (set by -DKERNELS_LLM_WEIGHTS)");
   }
 
-  Model& model_;
-  const Weights& files_;
-  const Progress& progress_;
-  bool only_plan_;
-  double all_, done_ = 0;
-  float nothing_ = 0;
-};
+  // ---- the tensors of each architecture
 
-// Maps the tensors' names of each architecture to the weights of the model.
-class Model::Tensors : Loader {
- public:
-  using Loader::Loader;
-
-  // Loads every tensor that config.json implies. Files with other tensors are refused.
-  void load() {
-    model_.zeros_ = floats(
-        std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
-    embedding();
-    for (size_t i = 0; i < c.layers.size(); ++i) {
-      const std::string number = std::to_string(i) + ".";
-      if (gpt2) gpt2_layer(model_.layers_[i], prefix_ + "h." + number);
-      else layer(model_.layers_[i], prefix_ + "layers." + number, c.layers[i].experts);
-    }
-    head();
-    ignore_others();
-    if (const std::string name = files_.unread(); !name.empty())
-      throw Error("unknown tensor ", shown(name), " in a model of type ", c.architecture);
-  }
-
- private:
   Norm norm(const std::string& name, int64_t n) {
     return {vector(name + ".weight", n, c.norm_plus_one ? 1.f : 0.f),
             c.layer_norm ? vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
@@ -332,6 +316,12 @@ class Model::Tensors : Loader {
     }
   }
 
+  Model& model_;
+  const Weights& files_;
+  const Progress& progress_;
+  bool only_plan_;
+  double all_, done_ = 0;
+  float nothing_ = 0;
   const Config& c = model_.config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
   const bool gpt2 = c.learned_positions;
@@ -346,7 +336,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   layers_.resize(config_.layers.size());
   const auto load = [&](bool plans) {
     plan_ = {}, weights_per_token_ = weights_count_ = 0;
-    Tensors(*this, files, progress, plans).load();
+    Loader(*this, files, progress, plans).load();
   };
   load(true);
   plan_memory();
