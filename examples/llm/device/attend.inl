@@ -70,3 +70,6 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
 }
 
 }  // namespace
+
+extern const AttendCalls CALLS;
+const AttendCalls CALLS = {kCaches[0], attend_bytes, attend};

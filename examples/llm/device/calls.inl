@@ -1,5 +1,5 @@
-// What rows.inl, products.inl and attend.inl share. `on`, `A`, kCaches, exec() and policy() come from cpu.cpp or
-// gpu.cu.
+// What rows.inl, products.inl and attend.inl share. `on`, kActivations, kCaches, exec() and policy() come from cpu.cpp
+// or gpu.cu.
 
 #define LLM_TRY(call) \
   do { \
@@ -7,6 +7,8 @@
   } while (false)
 
 namespace {
+
+using A = Element<kActivations>;
 
 [[maybe_unused]] const char* reason(const k::Status& status) { return status ? nullptr : status.reason(); }
 

@@ -21,9 +21,10 @@
 namespace llm {
 namespace k = kernels;
 namespace on = kernels::cpu;
-using A = float;  // activations
 
 namespace {
+constexpr Type kActivations = Type::f32;
+[[maybe_unused]] constexpr unsigned kNeeds = on::kNeeds;
 on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
 [[maybe_unused]] on::Exec for_product(const Place& place, int64_t) { return exec(place); }
 [[maybe_unused]] on::Exec for_attention(const Place& place, int64_t) { return exec(place); }
@@ -65,24 +66,16 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 
 #if defined(WEIGHTS)
 #include "device/products.inl"
-extern const ProductCalls CALLS;
-const ProductCalls CALLS = {kWeights, makes<0>, kFolds,   kDecodesFrom, takes_codes, qkv,
-                            three,    plain,    residual, up,           expert_up,   expert_down};
 #elif defined(CACHE)
 #include "device/attend.inl"
-extern const AttendCalls CALLS;
-const AttendCalls CALLS = {Type::CACHE, attend_bytes, attend};
 #else
 namespace {
 const char* read_all(const Place& place, const void* from, size_t bytes, uint32_t* out) {
-  const auto team = exec(place).team();
-  k::detail::host::parallel(team, team.threads, [&](int part) {
-    const uint64_t* const words = static_cast<const uint64_t*>(from);
-    const size_t pages = bytes / 4096, first = pages * size_t(part) / size_t(team.threads),
-                 last = pages * size_t(part + 1) / size_t(team.threads);
+  const uint64_t* const words = static_cast<const uint64_t*>(from);
+  k::detail::host::parallel_shares(exec(place).team(), int64_t(bytes / 4096), [&](int64_t first, int64_t last) {
     uint64_t sums[64] = {};
-    for (size_t i = first * 512; i < last * 512; i += 64) {
-      for (int j = 0; j < 64; ++j) sums[j] ^= words[i + size_t(j)];
+    for (int64_t i = first * 512; i < last * 512; i += 64) {
+      for (int j = 0; j < 64; ++j) sums[j] ^= words[i + j];
     }
     for (int j = 1; j < 64; ++j) sums[0] ^= sums[j];
     if (sums[0] == 0x123456789) *out = 1;  // so that the compiler keeps the reads
@@ -91,9 +84,6 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }
 }  // namespace
 #include "device/rows.inl"
-extern const RowCalls CALLS;
-const RowCalls CALLS = {TEXT(UNIT), on::kNeeds, Type::f32, embed,     norm, add_norm, encode, rotate,
-                        read_all,   route,      combine,   add_gated, cap,  choose,   guess,  verify};
 #endif
 
 }  // namespace llm

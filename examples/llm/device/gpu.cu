@@ -20,6 +20,8 @@ namespace k = kernels;
 namespace on = kernels;
 
 namespace {
+constexpr Type kActivations = Type::UNIT;
+[[maybe_unused]] constexpr unsigned kNeeds = 0;
 // With rows of several tokens, products wait for the kernel before them before they let the next one begin. Otherwise
 // attention begins while the product before it still reads, and takes 54 instead of 41 us (32 texts of 1,000 tokens of
 // a 7B model on an H200), while products gain nothing, or lose 1 % (int4). Norms do not wait.
@@ -57,6 +59,7 @@ k::Status normalize(const Place& place, const In& in, const Out& out, int64_t ro
     return k::rmsnorm(exec(place), in, out, rows, cols, norm, policy);
 }
 #if defined(WEIGHTS)
+bool takes_codes(const Place& place);
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
 // One token's product with weights of 16 bits runs on CUDA cores (gemv), where each block computes the norm of the row
 // while its weights are on their way.
@@ -81,10 +84,6 @@ constexpr Type kCaches[] = {Type::UNIT, Type::f8, Type::i8};
 
 #include "device/calls.inl"
 
-namespace {
-using A = Element<Type::UNIT>;
-}
-
 #if defined(WEIGHTS)
 #include "device/products.inl"
 namespace {
@@ -105,13 +104,8 @@ bool takes_codes(const Place& place) {
   return false;
 }
 }  // namespace
-extern const ProductCalls CALLS;
-const ProductCalls CALLS = {kWeights, makes<0>, kFolds,   kDecodesFrom, takes_codes, qkv,
-                            three,    plain,    residual, up,           expert_up,   expert_down};
 #elif defined(CACHE)
 #include "device/attend.inl"
-extern const AttendCalls CALLS;
-const AttendCalls CALLS = {Type::CACHE, attend_bytes, attend};
 #else
 namespace {
 __global__ void read_words(const uint4* p, size_t n, uint32_t* out) {
@@ -132,9 +126,6 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }
 }  // namespace
 #include "device/rows.inl"
-extern const RowCalls CALLS;
-const RowCalls CALLS = {TEXT(UNIT), 0,     Type::UNIT, embed,     norm, add_norm, encode, rotate,
-                        read_all,   route, combine,    add_gated, cap,  choose,   guess,  verify};
 #endif
 
 }  // namespace llm

@@ -91,3 +91,7 @@ const char* expert_down(const Place& place, const Experts& e, const void* h, con
 }
 
 }  // namespace
+
+extern const ProductCalls CALLS;
+const ProductCalls CALLS = {kWeights, makes<0>, kFolds,   kDecodesFrom, takes_codes, qkv,
+                            three,    plain,    residual, up,           expert_up,   expert_down};

@@ -213,3 +213,7 @@ const char* verify(const Place& place, const Choice& how, const float* logits, i
 }
 
 }  // namespace
+
+extern const RowCalls CALLS;
+const RowCalls CALLS = {TEXT(UNIT), kNeeds, kActivations, embed,     norm, add_norm, encode, rotate,
+                        read_all,   route,  combine,      add_gated, cap,  choose,   guess,  verify};
