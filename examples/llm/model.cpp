@@ -241,17 +241,10 @@ void Model::set_length(int64_t length) {
 }
 
 Cache Model::cache_of(const Layer& layer) const {
-  const int64_t pages = (context() + page_ - 1) / page_;
-  return {cache_type_,
-          layer.keys,
-          layer.values,
-          table_ + text_ * pages,
-          pages,
-          page_,
-          layer.key_scales,
-          layer.value_scales,
-          options_.sinks < 0 ? 0 : context(),
-          options_.sinks};
+  const int64_t pages = (context() + page_ - 1) / page_, ring = options_.sinks < 0 ? 0 : context();
+  const int32_t* const table = table_ + text_ * pages;
+  return {cache_type_, layer.keys,       layer.values,       table, pages,
+          page_,       layer.key_scales, layer.value_scales, ring,  options_.sinks};
 }
 
 }  // namespace llm

@@ -32,8 +32,7 @@ Json header_of(const unsigned char* data, size_t size, const std::string& name, 
   if (is_gguf(bytes)) throw Error(name, ": ", kNoGguf);
   const std::string perhaps = ": the download may be incomplete";
   if (size < 8) throw Error(name, ": shorter than the header", perhaps);
-  length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
+  std::memcpy(&length, data, 8);  // little-endian, as the weights are
   if (length > size - 8) throw Error(name, ": the header is longer than the file", perhaps);
   if (length > (uint64_t(100) << 20)) throw Error(name, ": the header is longer than 100 MB");
   return parse_json(std::string(bytes.substr(8, size_t(length))), name);
@@ -271,9 +270,6 @@ void to_floats(Type type, const void* from, float* to, int64_t n) {
 }
 
 bool from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales) {
-  const auto to_int4 = [&] {
-    return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
-  };
   switch (type) {
     case Type::f32:
       return narrow<float>(from, data, rows * cols), true;
@@ -286,7 +282,8 @@ bool from_floats(const float* from, int64_t rows, int64_t cols, Type type, void*
     case Type::i8:
       return scaled<int8_t>(from, rows, cols, 127, data, static_cast<float*>(scales)), true;
     case Type::i4:
-      return to_int4().ok();
+      return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales))
+          .ok();
   }
   return false;
 }

@@ -12,14 +12,8 @@
 
 namespace llm {
 
-enum class Type : uint8_t {
-  f32,
-  f16,
-  bf16,
-  f8,
-  i8,
-  i4
-};  // f8 (e4m3) and i8: a scale for each row. i4: a scale for each 32 columns.
+// f8 (e4m3) and i8: a scale for each row. i4: a scale for each 32 columns.
+enum class Type : uint8_t { f32, f16, bf16, f8, i8, i4 };
 constexpr int kTypes = 6, kGroup = 32;
 // --inputs quantizes the inputs of products with at least this many rows. A product with 14336 x 4096 weights of int8
 // and e4m3 takes an H200, with 128 rows, 22 and 23 us with inputs of 8 bits and 35 and 34 us with 16 bits; with 64 rows

@@ -55,9 +55,8 @@ std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) cons
 void Tokenizer::join(std::vector<Symbol>& symbols) const {
   struct Pair {
     int32_t rank, left, left_id, right_id, id;
-    bool operator<(const Pair& other) const {
-      return rank != other.rank ? rank > other.rank : left > other.left;
-    }  // the queue returns the largest
+    // The queue returns the largest.
+    bool operator<(const Pair& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }
   };
   std::vector<Pair> room;
   room.reserve(symbols.size());
