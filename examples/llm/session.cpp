@@ -219,7 +219,7 @@ void Session::choose_device() {
     throw Error("--device: ", shown(settings.device), " is not one of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
-    device = make_gpu(activation_types(weights_type_of(settings), weights->all()), settings.threads, why);
+    device = make_gpu(activation_type(weights_type_of(settings), weights->all()), settings.threads, why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: ", why);
     if (device == nullptr) settings.say("running on the CPU: ", why);
   }

@@ -207,14 +207,13 @@ size_t Weights::bytes() const {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-std::vector<Type> activation_types(int wanted, const std::map<std::string, Tensor>& tensors) {
+Type activation_type(int wanted, const std::map<std::string, Tensor>& tensors) {
   size_t bytes[kTypes] = {};
   for (const auto& item : tensors) {
     if (item.second.shape.size() > 1) bytes[int(item.second.type)] += item.second.bytes;  // vectors become floats
   }
-  const bool half =
-      wanted == int(Type::f16) || (wanted != int(Type::bf16) && bytes[int(Type::f16)] > bytes[int(Type::bf16)]);
-  return half ? std::vector<Type>{Type::f16, Type::bf16} : std::vector<Type>{Type::bf16, Type::f16};
+  if (wanted == int(Type::f16) || wanted == int(Type::bf16)) return Type(wanted);
+  return bytes[int(Type::f16)] > bytes[int(Type::bf16)] ? Type::f16 : Type::bf16;
 }
 
 int type_on_device(Type stored, int wanted, Type activations, const std::function<bool(Type)>& has) {

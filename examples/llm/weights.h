@@ -50,10 +50,10 @@ class Weights {
   mutable std::set<std::string> read_;
 };
 
-// The 16-bit types that a GPU's activations may have, the better one first: the type that --weights asks for (wanted;
-// -1: none), or else the one in which more bytes of matrices are stored. If none are, it is bf16, whose range is that
-// of fp32.
-std::vector<Type> activation_types(int wanted, const std::map<std::string, Tensor>& tensors);
+// The better one of the 16-bit types that a GPU's activations may have: the one that --weights asks for (wanted; -1:
+// none), or else the one in which more bytes of matrices are stored. If none are, it is bf16, whose range is that of
+// fp32.
+Type activation_type(int wanted, const std::map<std::string, Tensor>& tensors);
 // The type that weights get on a device: `wanted`, or with -1 the stored one. If the device does not have the stored
 // one, the type of its activations, or else another type of 16 bits or more. -1 if there is none.
 int type_on_device(Type stored, int wanted, Type activations, const std::function<bool(Type)>& has);

@@ -17,7 +17,7 @@ const bool on_gpu = std::string(LLM_DEVICE) == "gpu";
 // A device with all that is needed for such weights and such a cache.
 bool can(llm::Type stored, llm::Type weights, llm::Type cache) {
   std::string why;
-  const auto device = on_gpu ? llm::make_gpu({stored}, 1, why) : llm::make_cpu(1);
+  const auto device = on_gpu ? llm::make_gpu(stored, 1, why) : llm::make_cpu(1);
   if (device == nullptr) WARN(why);
   return device != nullptr && device->products(stored) != nullptr && device->products(weights) != nullptr &&
          device->attend(cache) != nullptr;

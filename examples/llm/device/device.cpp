@@ -204,7 +204,7 @@ std::string names_of(const std::function<bool(Type)>& has) {
 }
 
 #if !LLM_GPU
-std::unique_ptr<Device> make_gpu(const std::vector<Type>&, int, std::string& why) {
+std::unique_ptr<Device> make_gpu(Type, int, std::string& why) {
   why = "this program was built without CUDA";
   return nullptr;
 }

@@ -71,9 +71,9 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
 // The bytes of memory that the process can still take: what the machine has left, or the limit of its container if that
 // is less. The page cache counts as free. root: where /proc and /sys are.
 size_t memory_left(const std::string& root);
-// Activations have the first of these types that is compiled in. threads: that convert weights. If there is no GPU,
-// returns null and sets `why`.
-std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threads, std::string& why);
+// Activations have this type, or the other one of 16 bits if only that is compiled in. threads: that convert weights.
+// If there is no GPU, returns null and sets `why`.
+std::unique_ptr<Device> make_gpu(Type activations, int threads, std::string& why);
 
 // The names of the types for which has(type) is true, as a list.
 std::string names_of(const std::function<bool(Type)>& has);

@@ -22,36 +22,9 @@ void check(cudaError_t error) {
   throw Error("CUDA: ", cudaGetErrorString(error));
 }
 
-class Graph {
- public:
-  Graph(cudaStream_t stream, const std::function<void()>& calls) : stream_(stream) {
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    try {
-      calls();
-    } catch (...) {
-      (void)cudaStreamEndCapture(stream, &graph);
-      if (graph != nullptr) (void)cudaGraphDestroy(graph);
-      throw;
-    }
-    check(cudaStreamEndCapture(stream, &graph));
-    const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
-    (void)cudaGraphDestroy(graph);
-    check(error);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  ~Graph() { (void)cudaGraphExecDestroy(graph_); }
-  void launch() { check(cudaGraphLaunch(graph_, stream_)); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t graph_ = nullptr;
-};
-
 class Gpu : public Device {
  public:
-  Gpu(const std::vector<Type>& activations, int threads) {
+  Gpu(Type activations, int threads) {
     check(cudaGetDevice(&device_));
     check(cudaGetDeviceProperties(&about_, device_));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -70,11 +43,10 @@ class Gpu : public Device {
 #define CALLS(type, name) units.add(name);
     LLM_GPU_UNITS
 #undef CALLS
-    const auto place_of = [&](const Calls& unit) {
-      return std::find(activations.begin(), activations.end(), unit.rows->activations);
-    };
-    calls_ = *std::min_element(units.begin(), units.end(),
-                               [&](const Calls& a, const Calls& b) { return place_of(a) < place_of(b); });
+    for (const Calls& unit : units) {
+      if (calls_.rows == nullptr || unit.rows->activations == activations) calls_ = unit;
+    }
+    if (calls_.rows == nullptr) throw Error("no 16-bit type is compiled in (set by -DKERNELS_LLM_WEIGHTS)");
     if (!on("LLM_WALK")) std::fill_n(calls_.walk, kTypes, nullptr);
   }
   ~Gpu() override {
@@ -122,7 +94,22 @@ class Gpu : public Device {
     // The kernels of a step must not begin before the step before has ended. Graphs wait for each other; without graphs
     // a memset, which is not launched programmatically, waits.
     if (!graphs_) return [this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); };
-    return [graph = std::make_shared<Graph>(stream_, calls)] { graph->launch(); };
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    try {
+      calls();
+    } catch (...) {
+      (void)cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream_, &graph));
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    check(error);
+    const std::shared_ptr<CUgraphExec_st> kept(made, cudaGraphExecDestroy);
+    return [this, kept] { check(cudaGraphLaunch(kept.get(), stream_)); };
   }
 
  private:
@@ -135,7 +122,7 @@ class Gpu : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threads, std::string& why) {
+std::unique_ptr<Device> make_gpu(Type activations, int threads, std::string& why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
