@@ -70,15 +70,9 @@ def main():
     if repeating and config["model_type"] == "gpt2":
         sys.exit("error: gpt2-repeating is not supported")
     os.makedirs(folder, exist_ok=True)
-    names = "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
-    visible = [ord(c) for c in names] + list(range(0xa1, 0xad)) + list(range(0xae, 0x100))
-    vocabulary, other = {}, 256
-    for byte in range(256):
-        if byte in visible:
-            vocabulary[chr(byte)] = byte
-        else:
-            vocabulary[chr(other)] = byte
-            other += 1
+    itself = [*range(ord("!"), ord("~") + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]  # bytes that are their own characters in GPT-2's files
+    others = [byte for byte in range(256) if byte not in itself]
+    vocabulary = {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
     files = {"config.json": config, "tokenizer.json": {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}}
     for name, value in files.items():
         with open(os.path.join(folder, name), "w") as file:

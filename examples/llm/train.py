@@ -125,8 +125,8 @@ class Llama(nn.Module):
 
 # ---- training -------------------------------------------------------------------------------------------------------
 
-def autocast(device):
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+def autocast(device, fast=True):
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast and device.type == "cuda")
 
 
 def loss_of(model, rows, **how):
@@ -136,12 +136,11 @@ def loss_of(model, rows, **how):
 
 
 @torch.no_grad()
-def validate(model, rows, batch):
+def validate(model, rows, batch, fast=True):
     """The loss, in nats, over all tokens of all rows."""
     model.eval()
-    with autocast(rows.device):
-        total = sum(loss_of(model, part, reduction="sum").item() for part in rows.split(batch))
-    return total
+    with autocast(rows.device, fast):
+        return sum(loss_of(model, part, reduction="sum").item() for part in rows.split(batch))
 
 
 class Batches:
@@ -311,9 +310,7 @@ def main():
     seconds = time.time() - begin
     model.half().float()  # rounded as they are stored
     torch.set_float32_matmul_precision("highest")
-    with torch.no_grad():
-        model.eval()
-        total = sum(loss_of(model, part, reduction="sum").item() for part in valid.split(args.batch))
+    total = validate(model, valid, args.batch, fast=False)
     loss, bits = total / (valid[:, 1:] >= 0).sum().item(), total / math.log(2) / text_bytes
     write(args.out, model, tokenizer, dict(
         million=count / 1e6, layers=config["num_hidden_layers"], hidden=config["hidden_size"], heads=config["num_attention_heads"],
