@@ -6,7 +6,6 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // a head has this many chunks of 32 columns
 struct AttendingThread : Thread {
   using Thread::Thread;
 
@@ -20,6 +19,7 @@ struct AttendingThread : Thread {
   //             C: lane 4g + t has head g, columns 8t + 2j and 8t + 2j + 1 in tile j
   //
   // If keys are split, all blocks of a set of heads combine the partial results, each of them some columns.
+  template <int kChunks>  // a head has this many chunks of 32 columns
   __device__ __forceinline__ void attend(const WalkLayer& layer, const Part& part) {
     begin_part();
     constexpr int dim = 32 * kChunks, pitch = kShared * (dim + 2);

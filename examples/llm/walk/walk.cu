@@ -38,13 +38,7 @@
 namespace llm {
 namespace {
 
-template <int kChunks>  // a head has this many chunks of 32 columns
-struct Worker : AttendingThread<kChunks> {
-  using Base = AttendingThread<kChunks>;
-  using Base::p, Base::w, Base::shared, Base::room, Base::inputs, Base::tag, Base::keys, Base::newest;
-  using Base::sync, Base::begin_part, Base::await, Base::word, Base::value, Base::put_pair;
-  using Base::tid, Base::lane, Base::warp, Base::g, Base::t;
-
+struct Worker : AttendingThread {
   const unsigned char* const ring;
   PipelineState at;
   int buffer = 0;
@@ -53,7 +47,7 @@ struct Worker : AttendingThread<kChunks> {
   float2 own = {0, 0};
 
   __device__ __forceinline__ Worker(const Params& params, Shared& s, const unsigned char* stages, unsigned char* in)
-      : Base(params, s, in), ring(stages) {}
+      : AttendingThread(params, s, in), ring(stages) {}
 
   // ---- products ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +145,7 @@ struct Worker : AttendingThread<kChunks> {
     const int cols = int(w.hidden);
     float squares = 0;
     in_rounds<kStep>(cols, [&](auto count, int begin) {
-      squares += this->template normalize_some<decltype(count)::value>(embedded, gamma, cols, begin + tid * 2);
+      squares += normalize_some<decltype(count)::value>(embedded, gamma, cols, begin + tid * 2);
     });
     KERNELS_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
@@ -212,9 +206,8 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
     constexpr int kStep = 4 * kThreads;
-    in_rounds<kStep>(cols, [&](auto count, int begin) {
-      this->template take_some<decltype(count)::value>(from, cols, begin + tid * 4);
-    });
+    in_rounds<kStep>(cols,
+                     [&](auto count, int begin) { take_some<decltype(count)::value>(from, cols, begin + tid * 4); });
     factor = 1;
     sync();
   }
@@ -313,6 +306,7 @@ struct Worker : AttendingThread<kChunks> {
     sync();
   }
 
+  template <int kChunks>  // a head has this many chunks of 32 columns
   __device__ __forceinline__ void run() {
     arch::grid_dependency_pass();
     const unsigned launches = *room.launches, products = unsigned(5 * w.count);
@@ -337,7 +331,7 @@ struct Worker : AttendingThread<kChunks> {
       }
       if (step.kind == Kind::output) {
         const Part part(p, layer, keys);
-        if (part.is_there()) this->attend(layer, part);
+        if (part.is_there()) attend<kChunks>(layer, part);
         ++tag;
       }
       const Made made = made_of(step, step.first_tile());  // while the results of other blocks are on their way
@@ -383,7 +377,7 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
     Producer(p, shared, arch::shared_address(ring)).run();
   } else {
     arch::claim_registers<224>();
-    Worker<kChunks>(p, shared, ring, inputs).run();
+    Worker(p, shared, ring, inputs).run<kChunks>();
   }
 }
 
