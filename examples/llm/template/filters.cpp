@@ -3,8 +3,7 @@
 
 #include "template/run.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 
 Value Run::function(const std::string& name, const Arguments& given) {
   if (name == "namespace") {
@@ -315,5 +314,4 @@ bool Run::test(const std::string& name, const Value& of, const Arguments& given)
   return arithmetic("%", of, Value::of(Value::integer, 2)).n == (name == "odd");
 }
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja

@@ -10,8 +10,7 @@
 #include "template/template.h"
 #include "tokenizer/utf8.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 
 // Characters with their origin in the bits above the 21 of Unicode, so that it stays with them through everything that
 // a template does to texts.
@@ -122,5 +121,4 @@ struct Node {
 };
 NodePtr parsed(std::string_view source);
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja

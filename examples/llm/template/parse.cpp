@@ -1,8 +1,7 @@
 // Parses the tokens of a chat template to a tree.
 #include "template/node.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -322,5 +321,4 @@ class Parser {
 
 NodePtr parsed(std::string_view source) { return Parser(tokens_of(source)).body({}); }
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja

@@ -6,8 +6,7 @@
 
 #include "template/values.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 
 struct Arguments {
   List values;
@@ -312,5 +311,4 @@ class Run : public Values {
   int depth_ = 0;
 };
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja

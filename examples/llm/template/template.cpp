@@ -1,7 +1,6 @@
 #include "template/run.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 namespace {
 
 Value value_of(const Json& json) {
@@ -14,7 +13,9 @@ Value value_of(const Json& json) {
 }
 
 }  // namespace
-}  // namespace jinja
+}  // namespace llm::jinja
+
+namespace llm {
 
 Template::Template(std::string_view source) : root_(jinja::parsed(source)) {}
 

@@ -11,10 +11,11 @@
 
 #include "tokenizer/tokenizer.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 struct Node;
 }
+
+namespace llm {
 
 struct Message {
   std::string role, content;

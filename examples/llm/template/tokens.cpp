@@ -1,8 +1,7 @@
 // Splits the text of a chat template into tokens.
 #include "template/node.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 namespace {
 
 // Whitespace around tags is removed as in Jinja: '-' removes all of it, '+' none; otherwise a block removes the spaces
@@ -153,5 +152,4 @@ class Lexer {
 
 std::vector<Token> tokens_of(std::string_view source) { return Lexer(wide(source)).tokens(); }
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja

@@ -5,8 +5,7 @@
 
 #include "template/node.h"
 
-namespace llm {
-namespace jinja {
+namespace llm::jinja {
 
 // names: each with a space before and after it.
 inline bool is_one_of(const char* names, const std::string& name) {
@@ -242,5 +241,4 @@ class Values {
   int line_ = 0;     // the line of the template that is running
 };
 
-}  // namespace jinja
-}  // namespace llm
+}  // namespace llm::jinja
