@@ -161,7 +161,7 @@ TEST_CASE("random strings become the tokens that the original libraries make") {
 
 TEST_CASE("vocabularies that models come with give the tokens that the original libraries make") {
   const char* const folder = std::getenv("LLM_VOCABULARIES");
-  if (folder == nullptr) return test::skip("LLM_VOCABULARIES names no folder: see make_vocabularies.py");
+  if (folder == nullptr) return test::skip("LLM_VOCABULARIES names no folder: see make_tokenizers.py");
   const Json golden = read("vocabularies");
   const Drawn drawn(read("tokenizers")["drawn"], golden["vocabularies"]["gpt2"]["drawn"].size());
   auto texts = golden["texts"].get<std::vector<std::string>>();

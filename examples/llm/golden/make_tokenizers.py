@@ -2,9 +2,14 @@
 """Makes tokenizers.json: small tokenizers of every kind, and what the original libraries make of difficult texts.
 
     python3 examples/llm/golden/make_tokenizers.py examples/llm/golden
+    python3 examples/llm/golden/make_tokenizers.py examples/llm/golden FOLDER
 
 Needs tokenizers and sentencepiece. The tokenizers are trained on the texts themselves, with the rules of GPT-2, Llama 3, Qwen 2, SmolLM,
 and of Llama 2 and Mistral in both of their forms.
+
+With FOLDER makes vocabularies.json instead: hashes of what the libraries make of texts with vocabularies that models are distributed
+with, which are not part of this project: gpt2/vocab.json and merges.txt, llama2/tokenizer.model, mistral/tokenizer.model.v1 and .v3.
+LLM_VOCABULARIES=FOLDER lets the tests compare.
 """
 import base64
 import io
@@ -134,10 +139,27 @@ def hashes(lists):
     return out
 
 
-def main():
+def of_vocabularies(folder, golden):
+    with open(os.path.join(golden, "../../../tests/llm/stories.txt")) as file:
+        stories = file.read()
+    texts, strings = [text for text in TEXTS + random_texts() if "\0" not in text], drawn()
+
+    def made(encode):
+        return {"texts": hashes([encode(text) for text in [*texts, stories]])[0], "drawn": hashes([encode(text) for text in strings])}
+
+    gpt2 = Tokenizer(models.BPE.from_file(f"{folder}/gpt2/vocab.json", f"{folder}/gpt2/merges.txt"))
+    gpt2.pre_tokenizer, gpt2.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    out = {"gpt2": made(lambda text: gpt2.encode(text).ids)}
+    for name in ("llama2/tokenizer.model", "mistral/tokenizer.model.v1", "mistral/tokenizer.model.v3"):
+        model = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/{name}")
+        out[name] = made(lambda text: [model.bos_id()] + model.encode(text))
+    return {"texts": texts, "vocabularies": out}
+
+
+def of_small_tokenizers():
     strings = drawn()
     everything = TEXTS + texts_with_added() + random_texts()
-    result = {"made_with": f"tokenizers {tokenizers.__version__}, sentencepiece {sentencepiece.__version__}", "texts": everything, "drawn": {"pools": POOLS, "block": BLOCK}, "tokenizers": {}}
+    result = {"texts": everything, "drawn": {"pools": POOLS, "block": BLOCK}, "tokenizers": {}}
     for name, tokenizer in make_all().items():
         ids = [tokenizer.encode(text).ids for text in everything]
         result["tokenizers"][name] = {"json": json.loads(tokenizer.to_str()), "ids": ids, "drawn": hashes([x.ids for x in tokenizer.encode_batch(strings)]), "decoded": [tokenizer.decode(x, skip_special_tokens=True) for x in ids]}
@@ -149,8 +171,15 @@ def main():
     plain = [text for text in TEXTS + random_texts() if "\0" not in text]
     result["sentencepiece"] = {"model": base64.b64encode(model.getvalue()).decode(), "texts": plain, "ids": [[oracle.bos_id()] + oracle.encode(text) for text in plain],
                                "drawn": hashes([[oracle.bos_id()] + oracle.encode(text) for text in strings])}
-    with open(os.path.join(sys.argv[1], "tokenizers.json"), "w") as file:
-        json.dump(result, file, separators=(",", ":"))
+    return result
+
+
+def main():
+    golden, folder = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    result = of_small_tokenizers() if folder is None else of_vocabularies(folder, golden)
+    made_with = f"tokenizers {tokenizers.__version__}, sentencepiece {sentencepiece.__version__}"
+    with open(os.path.join(golden, "tokenizers.json" if folder is None else "vocabularies.json"), "w") as file:
+        json.dump({"made_with": made_with, **result}, file, separators=(",", ":"))
         file.write("\n")
 
 
