@@ -202,7 +202,7 @@ void Model::step(int64_t length, int32_t last, const std::vector<int32_t>& guess
   if (guesses.empty()) return step(length);
   const int64_t n = int64_t(guesses.size()), rows = n + 1;
   if (n > options_.guesses || length + n > context()) throw Error(n, " draft tokens exceed --lookup or the context");
-  given_[0] = last;
+  given_[0] = float(last);  // exact: below 2^22
   std::copy(guesses.begin(), guesses.end(), given_ + 1);
   replay(n, length + n, [this, rows] {
     const Guesses all{

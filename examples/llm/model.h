@@ -163,7 +163,8 @@ class Model {
   Buffer<int32_t> last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_;
   Buffer<uint64_t> seeds_, steps_, out_;
   Texts texts_;                      // points to the buffers above
-  Buffer<int32_t> given_, guessed_;  // Guesses: written by the host, and by the device
+  Buffer<float> given_;              // Guesses: written by the host,
+  Buffer<int32_t> guessed_;          // and by the device
   Buffer<uint64_t> guessed_seeds_;
   Choice choice_;
   int64_t tokens_ = 0;

@@ -153,8 +153,8 @@ struct Texts {
 
 // Speculation, for a single text: its last token and guesses of the tokens that follow. On the device.
 struct Guesses {
-  const int32_t* given = nullptr;  // the last token and the guesses
-  int64_t rows = 0;                // how many these are
+  const float* given = nullptr;  // the last token and the guesses
+  int64_t rows = 0;              // how many these are
   // For each of them: the token, its position, the length of the text with it, and the seed and step with which the
   // token after it is sampled.
   int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;

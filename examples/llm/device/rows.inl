@@ -126,14 +126,6 @@ struct Behind : k::Functor {
     texts.steps[s] = uint64_t(n + 1);
   }
 };
-struct Chosen : k::Functor {
-  static constexpr k::Role role = k::Role::source;
-  static constexpr int widest = 1;
-  const int32_t* tokens;
-  explicit Chosen(const int32_t* p) : tokens(p) {}
-  template <int N>
-  KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(tokens[row])); }
-};
 
 // A source of the sampled tokens, or -1 if the logit of the token is infinite: then the model has overflowed, and would
 // give this token for ever.
@@ -203,7 +195,7 @@ const char* choose(const Place& place, const Choice& how, const float* logits, i
 }
 
 const char* guess(const Place& place, const Texts& texts, const Guesses& guesses) {
-  return reason(on::copy(exec(place), Chosen(guesses.given), Guessed(texts, guesses), guesses.rows, 1));
+  return reason(on::copy(exec(place), k::per_row(guesses.given), Guessed(texts, guesses), guesses.rows, 1));
 }
 
 const char* verify(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, const Guesses& guesses) {
