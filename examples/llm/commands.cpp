@@ -194,21 +194,22 @@ std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride, 
 
 }  // namespace
 
-int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves) {
+int perplexity(const Settings& settings, const std::string& file, const std::string& text, int64_t stride,
+               bool halves) {
   Session session(settings);
   session.load(1);
   // What looks like a special token in the file is plain text, as for llama.cpp.
-  const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text), true, false);
+  const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(text), true, false);
   const Tokenizer::Ids& begin_ids = session.tokenizer->before();
   const int64_t n = int64_t(ids.size()), context = session.model->context();
   if (context < (halves ? 3 : 2))
     throw Error("--context: ", context, " tokens, but perplexity needs at least ", halves ? 3 : 2);
-  if (n < 2) throw Error(file.name, ": too short: ", n, " tokens");
+  if (n < 2) throw Error(file, ": too short: ", n, " tokens");
   if (stride == 0) stride = std::max<int64_t>(1, context / 2);
   if (stride > context) throw Error("--stride: ", stride, " is larger than the context, ", context, " tokens");
   if (halves) stride = context;
   const std::vector<Window> windows = windows_of(n, context, stride, halves);
-  if (windows.empty()) throw Error(file.name, ": ", n, " tokens, but --halves needs at least one context of ", context);
+  if (windows.empty()) throw Error(file, ": ", n, " tokens, but --halves needs at least one context of ", context);
   catch_interrupts();
   double sum = 0;
   int64_t scored = 0, bytes = 0;
@@ -284,13 +285,7 @@ double read_bandwidth(Device& device) {
 // Measures a model with random tokens.
 class Bench {
  public:
-  Bench(Session& session, int64_t texts)
-      : model_(*session.model),
-        device_(*session.device),
-        count_(session.tokens()),
-        how_(session.settings.chooses() ? session.choice : Choice{}),
-        texts_(texts),
-        bandwidth_(read_bandwidth(device_)) {}
+  Bench(Session& session, int64_t texts) : session_(session), texts_(texts) {}
 
   Json what() const {
     return {{"device", device_.name()},
@@ -371,12 +366,13 @@ class Bench {
     return median(seconds);
   }
 
-  Model& model_;
-  Device& device_;
-  int64_t count_;
-  Choice how_;  // the most likely token, unless a sampling option is given
+  Session& session_;
   int64_t texts_;
-  double bandwidth_;
+  Model& model_ = *session_.model;
+  Device& device_ = *session_.device;
+  const int64_t count_ = session_.tokens();
+  const Choice how_ = session_.settings.chooses() ? session_.choice : Choice{};  // by default the most likely token
+  const double bandwidth_ = read_bandwidth(device_);
 };
 
 // The tokens/s of a run with --json, for the prompt of this many tokens and for each context. Throws if the run lacks

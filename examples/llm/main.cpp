@@ -205,7 +205,7 @@ void add_perplexity(CLI::App& app, Given& g) {
       .add_flag("--halves", g.halves,
                 "as llama.cpp counts: windows do not overlap, each begins with BOS, and only its second half is scored")
       ->excludes(stride);
-  command.callback([&] { g.code = llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves); });
+  command.callback([&] { g.code = llm::perplexity(g.settings, g.file, text_of(g.file), g.stride, g.halves); });
 }
 
 void add_bench(CLI::App& app, Given& g) {
