@@ -279,16 +279,10 @@ class Writer {
   // The prompts are those from number `first` on of all.
   Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, size_t first, const Session::Print& print,
          Session::Times& times)
-      : s_(session),
-        print_(print),
-        times_(times),
-        first_(first),
-        texts_(prompts.size()),
-        streams_(prompts.size()),
-        holds_(prompts.size(), Stops(session.settings.stops)),
-        reading_(session.settings, "reading prompt", 1) {
+      : s_(session), print_(print), times_(times), first_(first), texts_(prompts.size()), streams_(prompts.size()) {
     for (size_t i = 0; i < prompts.size(); ++i)
       texts_[i].ids = prompts[i], to_read_ += texts_[i].prompt = int64_t(prompts[i].size());
+    holds_.assign(prompts.size(), Stops(settings_.stops));
   }
 
   std::vector<Session::Text> all(int64_t known) {
@@ -426,7 +420,7 @@ class Writer {
   std::vector<Text> texts_;
   std::vector<Utf8Stream> streams_;
   std::vector<Stops> holds_;
-  ProgressLine reading_;
+  ProgressLine reading_{settings_, "reading prompt", 1};
   int64_t to_read_ = 0, was_read_ = 0;  // tokens of all prompts
   int64_t reach_ = settings_.lookup;    // how many tokens to guess: grows with right guesses, shrinks with wrong ones
 };
