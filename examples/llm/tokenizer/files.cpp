@@ -125,7 +125,7 @@ Tokenizer::Spelled Tokenizer::read_pieces(const Fields& model) {
                              : byte_level_ ? from_byte_names(item.key())
                                            : item.key();
     (byte >= 0 ? raw_bytes_[size_t(byte)] : ids_[text]) = id;
-    add_piece(text, id, model.what());
+    add_piece(byte_level_ ? text : with_spaces(text), id, model.what());
   }
   return spelled;
 }
@@ -170,9 +170,6 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   if (const Json* const unknown = model.find("unk_token")) {
     const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
     if (at != spelled.end()) unknown_ = at->second;
-  }
-  for (std::string& piece : pieces_) {
-    if (!byte_level_) piece = with_spaces(piece);  // for the text that tokens become
   }
   if (fields.find("added_tokens") != nullptr) {
     for (const Json& item : fields.list("added_tokens")) {
