@@ -39,12 +39,6 @@ bool is_like_llama(const std::string& name) {
          name == "CohereTokenizer";
 }
 
-int32_t number_in(const std::string& text, const std::string& what) {
-  if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos)
-    throw Error(what + ": " + shown(text) + ": not a token ID");
-  return id_in(Json(std::stol(text)), what);
-}
-
 }  // namespace
 
 // From vocab.json and merges.txt, which do not say how words are split: known only for two families.
@@ -107,7 +101,7 @@ void Tokenizer::read_added_beside(const std::string& directory, const Fields& co
     const Fields decoder = config.object("added_tokens_decoder");
     for (const auto& item : decoder.items()) {
       const Fields fields = decoder.object(item.key());
-      Added token = added_of(fields, number_in(item.key(), decoder.what()));
+      Added token = added_of(fields, id_in(Json::parse(item.key(), nullptr, false), fields.what()));
       token.special = token.special || special.count(token.text) > 0;
       token.normalized = behind && fields.flag("normalized", !token.special);
       add(token, fields.what());
