@@ -17,19 +17,22 @@ namespace k = kernels;
 // The sum over k of x(m, k) * w(n, k). A sum of K values is made lane by lane, in runs of at most 2048 columns: chains
 // of up to 512 additions, whose errors differ in sign. kSum units of the sum of magnitudes cover them; a dequantized
 // weight is rounded twice more, and so is what it is multiplied by. `rounded`: how far operands are rounded besides,
-// relative to each product.
+// relative to each product. `by_chance`: the same where errors of many products do not agree in sign, relative to the
+// root of the sum of their squares.
 template <class X, class W>
 Real<> product(int64_t m, int64_t n, int64_t cols, const X& x, const W& w, double units = kSum + 4,
-               double rounded = 0) {
-  long double sum = 0, size = 0, error = 0;
+               double rounded = 0, double by_chance = 0) {
+  long double sum = 0, size = 0, error = 0, squares = 0;
   for (int64_t i = 0; i < cols; ++i) {
     const Real<> a = x(m, i);
     const double b = w(n, i);
     sum += static_cast<long double>(a.v) * b;
     size += std::fabs(a.v * b);
+    squares += a.v * b * (a.v * b);
     error += a.e * std::fabs(b);
   }
-  return {double(sum), double(error + (units * unit<float> + rounded) * size) + tiny<float>};
+  return {double(sum),
+          double(error + (units * unit<float> + rounded) * size + by_chance * std::sqrt(squares)) + tiny<float>};
 }
 
 // ---- weights: each has a source and the value that it should give ---------------------------------------------------

@@ -1,0 +1,961 @@
+// Calls of matmul() drawn at random (drawn.h): what goes in, what stands behind the product, and how it is to run, each
+// combined with the others. Types are given; everything else is drawn.
+#pragma once
+
+#include "drawn_matrices.cuh"
+#include "gpu_products.cuh"
+#include "rope.h"
+
+namespace test {
+
+// ---- what is drawn --------------------------------------------------------------------------------------------------
+
+enum class Room { none, exact, more, less };
+
+// What types of operands allow.
+struct Operands {
+  const char* name;
+  bool groups = true;     // Groups go with them
+  bool floats = false;    // CUDA cores alone multiply such weights
+  bool by_token = false;  // each token has its own weights
+  bool eight = false;     // both operands are codes of 8 bits
+  int parts = 1;          // stacked matrices
+  bool turned = false;    // queries and keys, by rope
+  int top_k = 1;
+};
+
+struct Drawn {
+  Operands kind;
+  uint64_t seed = 0;
+  int64_t m = 0, n = 0, k = 0, rows = 0;  // rows: of inputs and results
+  int64_t all_rows = 0;                   // before some are taken for a smaller batch
+  int64_t count = 1;
+  std::vector<int32_t> offsets;  // none: groups of one size
+  std::vector<int64_t> parts;
+  int head_dim = 0, rotary = 0;
+  Place x, w[3], scales[3], y[3], residual;
+  bool one_row = false, elsewhere = false, bias = false, late = false, graph = false;
+  bool programmatic = false, constant = false;
+  int activation = 0;
+  Grain grain[2] = {Grain::row, Grain::row};
+  int64_t group[2] = {32, 32};
+  k::MatmulPolicy policy;
+  Room room = Room::none;
+  int sms = 0, gbs = -1;  // 0 and -1: those of the device
+
+  bool several() const { return count != 1 || !offsets.empty(); }
+  // The group of a row, or -1.
+  int64_t group_of(int64_t row) const {
+    if (offsets.empty()) return row / m;
+    for (int64_t g = 0; g < count; ++g)
+      if (row >= offsets[size_t(g)] && row < offsets[size_t(g + 1)]) return g;
+    return -1;
+  }
+  std::string describe() const {
+    std::ostringstream out;
+    out << kind.name << " " << m << " x " << n << " x " << k;
+    if (several()) out << ", " << count << " groups";
+    if (!offsets.empty()) {
+      out << " to";
+      for (const int32_t at : offsets) out << " " << at;
+    }
+    for (const int64_t p : parts) out << ", part " << p;
+    if (kind.turned) out << ", heads " << head_dim << "/" << rotary;
+    out << ", x " << x.kind << "/" << x.more << (one_row ? " one row" : "") << ", w " << w[0].kind << "/" << w[0].more
+        << " " << w[1].kind << "/" << w[1].more << ", y " << y[0].kind << "/" << y[0].more << ", scales "
+        << int(grain[0]) << ":" << group[0] << " " << int(grain[1]) << ":" << group[1] << ", "
+        << k::to_string(policy.path);
+    if (policy.tile_tokens || policy.tile_rows || policy.tiles_at_once)
+      out << " tile " << policy.tile_tokens << " x " << policy.tile_rows << " at once " << policy.tiles_at_once;
+    if (policy.batch_invariant) out << " batch_invariant";
+    if (policy.fast_sums) out << " fast_sums";
+    if (policy.weights_ready) out << " weights_ready";
+    if (programmatic) out << " programmatic";
+    if (constant) out << " constant_weights";
+    if (late) out << " late";
+    if (graph) out << " graph";
+    static const char* const rooms[] = {"no", "the", "more", "less"};
+    out << ", " << rooms[int(room)] << " workspace";
+    if (sms > 0) out << ", " << sms << " multiprocessors";
+    if (gbs >= 0) out << ", " << gbs << " GB/s";
+    out << ", activation " << activation << (bias ? ", bias" : "") << (elsewhere ? ", residual elsewhere" : "");
+    return out.str();
+  }
+};
+
+// Sizes around what tiles, packs and steps hold, and any.
+inline int64_t draw_tokens(Random& random) {
+  const int64_t what = random.below(100);
+  if (what < 2) return 0;
+  if (what < 42) return 1 + random.below(16);
+  if (what < 78)
+    return std::max<int64_t>(1, draw_one(random, {32, 64, 96, 128, 160, 192, 256, 320, 384}) + random.below(3) - 1);
+  return 1 + random.below(600);
+}
+inline int64_t draw_outputs(Random& random) {
+  const int64_t what = random.below(100);
+  if (what < 1) return 0;
+  if (what < 15) return 1 + random.below(20);
+  if (what < 40) return 8 * (1 + random.below(100));
+  if (what < 65) return std::max<int64_t>(1, 64 * (1 + random.below(20)) + random.below(3) - 1);
+  return what < 85 ? 1 + random.below(700) : 1 + random.below(3000);
+}
+inline int64_t draw_columns(Random& random) {
+  const int64_t what = random.below(100);
+  if (what < 2) return 0;
+  if (what < 10) return 1 + random.below(40);
+  if (what < 25) return 1 + random.below(2000);
+  if (what < 50) return draw_one(random, {8, 16, 32, 64, 128}) * (1 + random.below(12));
+  if (what < 80) return draw_one(random, {16, 32, 64, 128}) * (1 + random.below(40));
+  return std::max<int64_t>(1, 64 * (1 + random.below(80)) + draw_one(random, {-8, -1, 0, 1, 8, 16, 32}));
+}
+inline Drawn draw_product(const Operands& kind, uint64_t seed) {
+  Random random(seed * 1000003 + 17);
+  Drawn d;
+  d.kind = kind, d.seed = seed;
+  do {
+    d.m = draw_tokens(random), d.n = draw_outputs(random), d.k = draw_columns(random);
+  } while (d.n * d.k > 3000000 || d.m * d.k > 1500000 || d.m * d.n > 600000);
+  if (kind.by_token && d.m > 60) d.m = 1 + d.m % 60;
+  for (int i = 0; i < kind.parts; ++i) {
+    d.parts.push_back(kind.parts == 1 ? d.n : chance(random, 15) ? 0 : 1 + random.below(d.n + 1));
+    if (kind.parts > 1 && chance(random, 50)) d.parts.back() = (d.parts.back() + 127) / 128 * 128;
+  }
+  if (kind.turned) {
+    d.head_dim = int(draw_one(random, {8, 16, 32, 48, 64, 64, 128, 128, 256}));
+    d.rotary = chance(random, 70) ? d.head_dim : int(2 * random.below(d.head_dim / 2 + 1));
+    for (int i = 0; i < 3; ++i) d.parts[size_t(i)] = d.head_dim * (i < 2 ? 1 + random.below(512 / d.head_dim) : 1);
+  }
+  if (kind.parts > 1) d.n = d.parts[0] + d.parts[1] + d.parts[2];
+
+  d.rows = d.m;
+  if (kind.groups && !kind.turned && chance(random, 30) && d.m > 0) {
+    d.count = chance(random, 10) ? 1 : 1 + random.below(chance(random, 15) ? 40 : 7);
+    while (d.count > 1 && d.count * d.n * d.k > 4000000) --d.count;
+    if (chance(random, 70)) {
+      // Some groups are empty, and some rows may belong to none.
+      std::vector<int32_t> ends;
+      const int64_t used = chance(random, 30) ? random.below(d.m + 1) : d.m;
+      for (int64_t g = 1; g < d.count; ++g)
+        ends.push_back(chance(random, 20) && !ends.empty() ? ends.back() : int32_t(random.below(used + 1)));
+      std::sort(ends.begin(), ends.end());
+      d.offsets = {0};
+      d.offsets.insert(d.offsets.end(), ends.begin(), ends.end());
+      d.offsets.push_back(int32_t(used));
+    } else {
+      d.m = 1 + (d.m - 1) / d.count;
+      d.rows = d.count * d.m;
+    }
+  }
+  d.all_rows = d.rows;
+
+  d.x = draw_place(random), d.residual = draw_place(random);
+  for (int i = 0; i < 3; ++i) {
+    d.w[i] = i > 0 && chance(random, 70) ? d.w[0] : draw_place(random);
+    d.y[i] = draw_place(random), d.scales[i] = draw_place(random);
+  }
+  d.one_row = chance(random, 2);
+  d.elsewhere = chance(random, 30), d.bias = chance(random, 70), d.activation = int(random.below(4));
+  for (int i = 0; i < 2; ++i) {
+    d.grain[i] = Grain(random.below(4));
+    d.group[i] = draw_one(random, {8, 16, 16, 32, 32, 64, 64, 128, 128, 128, 256, 512, 4096});
+    if (chance(random, 4)) d.group[i] = draw_one(random, {1, 2, 4});
+    if (kind.eight && chance(random, 70)) d.group[i] = std::max<int64_t>(128, d.group[i]);
+  }
+  if (chance(random, 85)) d.group[1] = d.group[0];
+
+  const int64_t path = random.below(100);
+  if (path >= 45) {
+    if (path < 85)
+      d.policy.path = kind.floats ? Path::simt : Path::gemm;
+    else
+      d.policy.path = chance(random, 50) ? Path::gemv : Path::skinny;
+    if (path >= 60 && path < 85) {
+      const TileSize tile = kTileSizes[random.below(int64_t(sizeof(kTileSizes) / sizeof(TileSize)))];
+      d.policy.tile_tokens = chance(random, 15) ? 0 : tile.tokens;
+      d.policy.tile_rows = chance(random, 15) ? 0 : tile.rows;
+      d.policy.tiles_at_once = chance(random, 50) ? tile.at_once : 0;
+    }
+  }
+  d.policy.batch_invariant = chance(random, 18);
+  d.policy.fast_sums = chance(random, 30);
+  d.policy.weights_ready = chance(random, 40);
+  d.programmatic = chance(random, 40), d.constant = chance(random, 30);
+  d.late = chance(random, 15);
+  if (d.late) d.programmatic = true;
+  d.graph = chance(random, 15);
+  d.room = Room(random.below(4));
+  if (chance(random, 30)) d.sms = int(1 + random.below(chance(random, 50) ? 8 : 160));
+  if (chance(random, 35)) d.gbs = int(draw_one(random, {0, 1, 1 << 20, 1 << 20, 1 << 20}));
+  return d;
+}
+
+// ---- inputs ---------------------------------------------------------------------------------------------------------
+// Each has a source, and row(r), what its row r should be. `rounded`: whether tensor cores round it to U.
+
+template <class T, class U>
+struct PlainX {
+  static constexpr int rounded = std::is_same<T, U>::value || sizeof(T) == 1 ? 0 : 1;
+  Cells<T> x;
+  PlainX(const Drawn& d, int64_t first)
+      : x(d.seed + 1, sizeof(T) == 1 ? Values::codes : Values::normal, d.rows, d.k, d.one_row ? 0 : d.x.ld<T>(d.k),
+          d.x.shift<T>(), first) {}
+  auto source() const { return k::load(x.at(), x.ld()); }
+  const Cells<T>& cells() const { return x; }
+  Row<> row(int64_t r) const {
+    Row<> out(size_t(x.cols()));
+    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(r, i));
+    return out;
+  }
+};
+
+// With a map, which has a number for each column.
+template <class T>
+struct MappedX : PlainX<T, void> {
+  static constexpr int rounded = 1;
+  Cells<float> gamma;
+  MappedX(const Drawn& d, int64_t first) : PlainX<T, void>(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
+  auto source() const { return PlainX<T, void>::source() | k::mul(gamma.at()); }
+  Row<> row(int64_t r) const {
+    Row<> out = PlainX<T, void>::row(r);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = out[i] * Real<>(gamma.value(0, int64_t(i)));
+    return out;
+  }
+};
+
+// What RmsNorm and LayerNorm make of a row.
+inline auto norm_of(k::RmsNorm) { return k::RmsNorm{}.eps(1e-5); }
+inline auto norm_of(k::LayerNorm) { return k::LayerNorm{}.eps(1e-5); }
+inline void normalize(k::RmsNorm, Row<>& row) { rmsnorm(row, 1e-5); }
+inline void normalize(k::LayerNorm, Row<>& row) { layernorm(row, 1e-5); }
+
+template <class X, class Norm>
+struct NormedX : X {
+  static constexpr int rounded = 1;
+  Cells<float> gamma;
+  NormedX(const Drawn& d, int64_t first) : X(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
+  auto source() const { return k::normed(X::source(), norm_of(Norm{})) | k::affine(gamma.at()); }
+  Row<> row(int64_t r) const {
+    Row<> out = X::row(r);
+    if (!out.empty()) normalize(Norm{}, out);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = out[i] * Real<>(gamma.value(0, int64_t(i)));
+    return out;
+  }
+};
+
+// In an order, some of -1.
+template <class T, class U>
+struct GatheredX {
+  static constexpr int rounded = PlainX<T, U>::rounded;
+  int64_t top_k;
+  Cells<T> x;
+  Cells<int32_t> order;
+  GatheredX(const Drawn& d, int64_t first)
+      : top_k(1 + int64_t(d.seed % 3)),
+        x(d.seed + 1, Values::normal, rows(d), d.k, d.one_row ? 0 : d.x.ld<T>(d.k), d.x.shift<T>()),
+        order([&](int64_t, int64_t c) { return slot(d, c + first); }, 1, d.rows, d.rows, 0, 0) {}
+  static int64_t rows(const Drawn& d) { return d.all_rows / (1 + int64_t(d.seed % 3)) + 1; }
+  static int32_t slot(const Drawn& d, int64_t r) {
+    const uint64_t bits = cell_bits(d.seed + 3, r, 0);
+    if (bits % 50 == 0) return -1;
+    return int32_t(bits / 64 % uint64_t(rows(d) * (1 + int64_t(d.seed % 3))));
+  }
+  auto source() const { return k::gathered(k::load(x.at(), x.ld()), order.at(), top_k); }
+  const Cells<T>& cells() const { return x; }
+  Row<> row(int64_t r) const {
+    const int64_t at = std::max<int64_t>(0, order.get(0, r)) / top_k;
+    Row<> out(size_t(x.cols()));
+    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(at, i));
+    return out;
+  }
+};
+
+// Each row several times.
+template <class T, class U>
+struct RepeatedX {
+  static constexpr int rounded = 0;  // not on the gemv path
+  int64_t times;
+  Cells<T> x;
+  RepeatedX(const Drawn& d, int64_t first)
+      : times(d.kind.top_k),
+        x(d.seed + 1, Values::normal, (d.rows + times - 1) / times, d.k, d.x.ld<T>(d.k), d.x.shift<T>(), first) {}
+  auto source() const { return k::repeated(k::load(x.at(), x.ld()), times); }
+  const Cells<T>& cells() const { return x; }
+  Row<> row(int64_t r) const {
+    Row<> out(size_t(x.cols()));
+    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(r / times, i));
+    return out;
+  }
+};
+
+// Codes of 8 bits with scales.
+template <class T, class S>
+struct CodesOf {
+  Grain grain;
+  int64_t size;
+  Cells<T> codes;
+  Cells<S> scales;
+  CodesOf(uint64_t seed, int64_t rows, int64_t cols, Grain g, int64_t n, const Place& place, const Place& of_scales,
+          int64_t first = 0)
+      : grain(g),
+        size(g == Grain::tensor || g == Grain::row ? int64_t(1) << 40 : n),
+        codes(seed, Values::codes, rows, cols, place.ld<T>(cols), place.shift<T>(), first),
+        scales(seed + 1, Values::scales,
+               g == Grain::tensor  ? 1
+               : g == Grain::block ? (rows + n - 1) / n
+                                   : rows,
+               (cols + size - 1) / size, of_scales.ld<S>((cols + size - 1) / size), of_scales.shift<S>(), first) {}
+  auto source() const {
+    const S* s = scales.at();
+    const int64_t ld = scales.ld();
+    return k::dequant(k::load(codes.at(), codes.ld()), grain == Grain::tensor  ? k::tensor_scale(s)
+                                                       : grain == Grain::row   ? k::Scales<S>(s, ld, 0, 62)
+                                                       : grain == Grain::group ? k::group_scales(s, ld, int(size))
+                                                                               : k::block_scales(s, ld, int(size)));
+  }
+  double operator()(int64_t row, int64_t col) const {
+    const int64_t r = grain == Grain::tensor ? 0 : grain == Grain::block ? row / size : row;
+    return codes.value(row, col) * scales.value(r, col / size);
+  }
+};
+template <class T>
+struct CodesX {
+  static constexpr int rounded = 1;
+  CodesOf<T, float> x;
+  CodesX(const Drawn& d, int64_t first)
+      : x(d.seed + 1, d.rows, d.k, d.grain[1] == Grain::block ? Grain::group : d.grain[1], d.group[1], d.x, d.scales[2],
+          first) {}
+  auto source() const { return x.source(); }
+  const Cells<T>& cells() const { return x.codes; }
+  Row<> row(int64_t r) const {
+    Row<> out(size_t(x.codes.cols()));
+    for (int64_t i = 0; i < x.codes.cols(); ++i) out[size_t(i)] = Real<>(x(r, i)).rounded();
+    return out;
+  }
+};
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+// One matrix, number `part` of its call: operator()(row, col). `rounded`: how often tensor cores round a weight.
+
+template <class T>
+struct PlainW {
+  static constexpr int rounded = 0;
+  Cells<T> w;
+  PlainW(const Drawn& d, int part, int64_t rows)
+      : w(d.seed + 10 + uint64_t(part), sizeof(T) == 1 ? Values::codes : Values::normal, rows, d.k,
+          d.w[part].ld<T>(d.k), d.w[part].shift<T>()) {}
+  auto source() const { return k::load(w.at(), w.ld()); }
+  double operator()(int64_t row, int64_t col) const { return w.value(row, col); }
+};
+template <class T>
+struct MappedW : PlainW<T> {
+  static constexpr int rounded = 1;
+  using PlainW<T>::PlainW;
+  auto source() const { return PlainW<T>::source() | k::scale(0.75); }
+  double operator()(int64_t row, int64_t col) const { return 0.75 * PlainW<T>::operator()(row, col); }
+};
+template <class T, class S>
+struct ScaledW : CodesOf<T, S> {
+  static constexpr int rounded = 2;
+  ScaledW(const Drawn& d, int part, int64_t rows)
+      : CodesOf<T, S>(d.seed + 10 + 2 * uint64_t(part), rows, d.k, d.grain[0], d.group[part == 1 ? 1 : 0], d.w[part],
+                      d.scales[part]) {}
+};
+
+// Words of eight codes. Any bits are codes.
+struct WordsOf {
+  Cells<uint32_t> words;
+  WordsOf(const Drawn& d, int part, int64_t rows, uint32_t keep = ~0u)
+      : words([&](int64_t r, int64_t c) { return uint32_t(cell_bits(d.seed + 20 + uint64_t(part), r, c)) & keep; },
+              rows, (d.k + 7) / 8, d.w[part].ld<uint32_t>((d.k + 7) / 8), d.w[part].shift<uint32_t>(), 0) {}
+  int nibble(int64_t row, int64_t col) const { return nibble_of(words.get(row, col / 8), col); }
+};
+template <class S, bool kZeros>
+struct FourW {
+  static constexpr int rounded = 2;
+  WordsOf codes;
+  int64_t group;  // 0: a row
+  Cells<S> scales;
+  Cells<uint8_t> zeros;
+  FourW(const Drawn& d, int part, int64_t rows)
+      : codes(d, part, rows),
+        group(d.grain[0] == Grain::row ? int64_t(1) << 40 : d.group[part == 1 ? 1 : 0]),
+        scales(d.seed + 30 + uint64_t(part), Values::scales, rows, (d.k + group - 1) / group,
+               d.scales[part].ld<S>((d.k + group - 1) / group), d.scales[part].shift<S>()),
+        zeros([&](int64_t r, int64_t c) { return uint8_t(cell_bits(d.seed + 40 + uint64_t(part), r, c) % 16); }, rows,
+              (d.k + group - 1) / group, scales.ld(), d.scales[part].shift<S>(), 0) {}
+  auto source() const {
+    const auto s = k::Scales<S>(scales.at(), scales.ld(), 0, group >> 40 ? 62 : k::detail::log2_of(group));
+    if constexpr (kZeros)
+      return k::dequant(k::uint4(codes.words.at(), codes.words.ld() * 8), s.zeros(zeros.at()));
+    else
+      return k::dequant(k::int4(codes.words.at(), codes.words.ld() * 8), s);
+  }
+  double operator()(int64_t row, int64_t col) const {
+    const double zero = kZeros ? zeros.get(row, col / group) : 8;
+    return (codes.nibble(row, col) - zero) * scales.value(row, col / group);
+  }
+};
+// float4_e2m1 with powers of two as scales, as in MXFP4.
+struct PowersW {
+  static constexpr int rounded = 2;
+  WordsOf codes;
+  int64_t group;
+  Cells<uint8_t> scales;
+  PowersW(const Drawn& d, int part, int64_t rows)
+      : codes(d, part, rows),
+        group(d.group[part == 1 ? 1 : 0]),
+        scales([&](int64_t r, int64_t c) { return uint8_t(121 + cell_bits(d.seed + 30, r, c) % 9); }, rows,
+               (d.k + group - 1) / group, d.scales[part].ld<uint8_t>((d.k + group - 1) / group),
+               d.scales[part].shift<uint8_t>(), 0) {}
+  auto source() const {
+    return k::dequant(k::fp4(codes.words.at(), codes.words.ld() * 8),
+                      k::group_scales(reinterpret_cast<const k::float8_e8m0*>(scales.at()), scales.ld(), int(group)));
+  }
+  double operator()(int64_t row, int64_t col) const {
+    return FourBitFloats<k::float8_e8m0>::value(codes.nibble(row, col)) *
+           std::ldexp(1., scales.get(row, col / group) - 127);
+  }
+};
+
+// The weights of a call: value(matrix, token, output, column).
+template <class W>
+struct Single {
+  static constexpr int matrices = 1, rounded = W::rounded;
+  const Drawn& d;
+  W w;
+  explicit Single(const Drawn& drawn, int64_t = 0) : d(drawn), w(d, 0, d.count * d.n) {}
+  auto source() const { return w.source(); }
+  double value(int, int64_t group, int64_t, int64_t n, int64_t i) const { return w(group * d.n + n, i); }
+};
+template <class W>
+struct Gates {
+  static constexpr int matrices = 2, rounded = W::rounded;
+  const Drawn& d;
+  W gate, up;
+  explicit Gates(const Drawn& drawn, int64_t = 0) : d(drawn), gate(d, 0, d.count * d.n), up(d, 1, d.count * d.n) {}
+  auto source() const { return k::gated(gate.source(), up.source()); }
+  double value(int matrix, int64_t group, int64_t, int64_t n, int64_t i) const {
+    return matrix == 0 ? gate(group * d.n + n, i) : up(group * d.n + n, i);
+  }
+};
+template <class W>
+struct Stack {
+  static constexpr int matrices = 1, rounded = W::rounded;
+  const Drawn& d;
+  W a, b, c;
+  explicit Stack(const Drawn& drawn, int64_t = 0)
+      : d(drawn), a(d, 0, d.parts[0]), b(d, 1, d.parts[1]), c(d, 2, d.parts[2]) {}
+  auto source() const { return k::stacked(a.source(), d.parts[0], b.source(), d.parts[1], c.source(), d.parts[2]); }
+  double value(int, int64_t, int64_t, int64_t n, int64_t i) const {
+    if (n < d.parts[0]) return a(n, i);
+    n -= d.parts[0];
+    return n < d.parts[1] ? b(n, i) : c(n - d.parts[1], i);
+  }
+};
+
+// Rotary positions of a call.
+struct Turns {
+  Turning turn;
+  Numbers<float, DeviceMemory> frequencies;
+  Numbers<int32_t, DeviceMemory> positions;
+  Turns(const Drawn& d, int64_t first)
+      : turn(d.head_dim, d.rotary, d.seed % 2 == 0, int(d.rows + first) + 1),
+        frequencies(turn.frequencies),
+        positions(std::vector<int32_t>(turn.positions.begin() + first, turn.positions.end())) {
+    turn.positions.erase(turn.positions.begin(), turn.positions.begin() + first);
+  }
+  k::Rope map() const { return turn.map(positions.data(), frequencies.data()); }
+};
+// Queries and keys in pairs, and values.
+template <class W>
+struct Heads : Stack<W> {
+  Turns turns;
+  explicit Heads(const Drawn& d, int64_t first = 0) : Stack<W>(d), turns(d, first) {}
+  auto source() const {
+    const auto& p = this->d.parts;
+    return k::stacked(k::paired(this->a.source(), turns.map()), p[0], k::paired(this->b.source(), turns.map()), p[1],
+                      k::plain(this->c.source()), p[2]);
+  }
+};
+
+// Each token has its expert.
+template <class W>
+struct OfExperts {
+  static constexpr int matrices = 1, rounded = W::rounded, experts = 5;
+  const Drawn& d;
+  W w;
+  Cells<int32_t> ids;
+  explicit OfExperts(const Drawn& drawn, int64_t first = 0)
+      : d(drawn),
+        w(d, 0, experts * d.n),
+        ids([&](int64_t, int64_t c) { return int32_t(cell_bits(d.seed + 50, c + first, 0) % experts); }, 1, d.rows,
+            d.rows, 0, 0) {}
+  auto source() const { return k::experts(w.source(), ids.at(), d.n, experts); }
+  double value(int, int64_t, int64_t token, int64_t n, int64_t i) const { return w(ids.get(0, token) * d.n + n, i); }
+};
+
+// ---- results --------------------------------------------------------------------------------------------------------
+// sink(), and want(r, c, sum), where sum(matrix, column) are the sums of row r.
+
+// An activation that is known when the program runs.
+struct AnyActivation : k::Elementwise<AnyActivation> {
+  int kind;
+  explicit AnyActivation(int which) : kind(which) {}
+  KERNELS_HD float operator()(float x) const {
+    switch (kind) {
+      case 1:
+        return x < 0.f ? 0.f : x;
+      case 2:
+        return x * k::sigmoid(x);
+      case 3:
+        return k::GeluTanh{}(x);
+      default:
+        return x;
+    }
+  }
+};
+inline Real<> activated(int kind, Real<> x) {
+  return kind == 1 ? relu(x) : kind == 2 ? silu(x) : kind == 3 ? gelu(x) : x;
+}
+
+template <class T>
+struct Results {
+  const Drawn& d;
+  std::vector<std::unique_ptr<Device<T>>> y;
+  std::vector<int64_t> begins;
+  Results(const Drawn& drawn, int parts) : d(drawn) {
+    for (int64_t i = 0, begin = 0; i < parts; begin += d.parts[size_t(i)], ++i) {
+      const int64_t cols = parts == 1 ? d.n : d.parts[size_t(i)];
+      const Place& place = d.y[i];
+      y.push_back(std::make_unique<Device<T>>(d.rows, cols, place.ld<T>(cols), place.shift<T>()));
+      begins.push_back(begin);
+    }
+  }
+  T* data(int i = 0) const { return y[size_t(i)]->data(); }
+  int64_t ld(int i = 0) const { return y[size_t(i)]->ld(); }
+  T get(int64_t r, int64_t c) const {
+    size_t i = 0;
+    while (i + 1 < y.size() && c >= begins[i + 1]) ++i;
+    return y[i]->get(r, c - begins[i]);
+  }
+};
+
+template <class T>
+struct StoreOnly : Results<T> {
+  explicit StoreOnly(const Drawn& d, int64_t = 0) : Results<T>(d, 1) {}
+  auto sink() const { return k::store(this->data(), this->ld()); }
+  template <class Sum>
+  Real<> want(int64_t, int64_t c, const Sum& sum) const {
+    return sum(0, c);
+  }
+};
+
+template <class T>
+struct Biased : Results<T> {
+  Cells<float> bias;
+  explicit Biased(const Drawn& d, int64_t = 0) : Results<T>(d, 1), bias(bias_of(d, 0)) {}
+  static Cells<float> bias_of(const Drawn& d, int which) {
+    const auto& all = numbers<float>(Values::normal);
+    return Cells<float>(
+        [&](int64_t, int64_t c) { return d.bias ? all[cell_bits(d.seed + 60, which, c) % all.size()] : 0.f; }, 1, d.n,
+        d.n, (which + int64_t(d.seed)) % 2, 0);
+  }
+  auto sink() const {
+    return k::bias(bias.at()) | AnyActivation(this->d.activation) | k::store(this->data(), this->ld());
+  }
+  template <class Sum>
+  Real<> want(int64_t, int64_t c, const Sum& sum) const {
+    return activated(this->d.activation, sum(0, c) + Real<>(bias.value(0, c)));
+  }
+};
+
+// Added to what is there, or to another matrix.
+template <class T>
+struct Residual : Results<T> {
+  Cells<float> bias;
+  Cells<T> residual;
+  explicit Residual(const Drawn& d, int64_t first = 0)
+      : Results<T>(d, 1),
+        bias(Biased<T>::bias_of(d, 0)),
+        residual(d.seed + 70, Values::normal, d.rows, d.n, d.residual.ld<T>(d.n), d.residual.shift<T>(), first) {
+    if (d.elsewhere) return;
+    Device<T>& y = *this->y[0];
+    for (int64_t r = 0; r < d.rows; ++r)
+      for (int64_t c = 0; c < d.n; ++c) y.set(r, c, residual.get(r, c));
+    y.upload();
+  }
+  auto sink() const {
+    const T* p = this->d.elsewhere ? residual.at() : this->data();
+    return k::bias(bias.at()) | AnyActivation(this->d.activation) |
+           k::add(k::load(p, this->d.elsewhere ? residual.ld() : this->ld())) | k::store(this->data(), this->ld());
+  }
+  template <class Sum>
+  Real<> want(int64_t r, int64_t c, const Sum& sum) const {
+    return activated(this->d.activation, sum(0, c) + Real<>(bias.value(0, c))) + Real<>(residual.value(r, c));
+  }
+};
+
+template <class T>
+struct Joined : Results<T> {
+  Cells<float> of_gate, of_up;
+  explicit Joined(const Drawn& d, int64_t = 0)
+      : Results<T>(d, 1), of_gate(Biased<T>::bias_of(d, 0)), of_up(Biased<T>::bias_of(d, 1)) {}
+  auto sink() const {
+    return k::glu(AnyActivation(this->d.activation)).of(k::bias(of_gate.at()), k::bias(of_up.at())) |
+           k::store(this->data(), this->ld());
+  }
+  template <class Sum>
+  Real<> want(int64_t, int64_t c, const Sum& sum) const {
+    return activated(this->d.activation, sum(0, c) + Real<>(of_gate.value(0, c))) *
+           (sum(1, c) + Real<>(of_up.value(0, c)));
+  }
+};
+
+template <class T>
+struct Distributed : Results<T> {
+  explicit Distributed(const Drawn& d, int64_t = 0) : Results<T>(d, 3) {}
+  auto sink() const {
+    const auto part = [&](int i) { return k::scale(0.5) | k::store(this->data(i), this->ld(i)); };
+    return k::apart(part(0), this->d.parts[0], part(1), this->d.parts[1], part(2), this->d.parts[2]);
+  }
+  template <class Sum>
+  Real<> want(int64_t, int64_t c, const Sum& sum) const {
+    return sum(0, c) * Real<>(0.5);
+  }
+};
+
+template <class T>
+struct Turned : Results<T> {
+  Turns turns;
+  explicit Turned(const Drawn& d, int64_t first = 0) : Results<T>(d, 3), turns(d, first) {}
+  auto sink() const {
+    const auto& p = this->d.parts;
+    const k::Rope rope = turns.map();
+    return k::qkv(rope | k::store(this->data(0), this->ld(0)), p[0], rope | k::store(this->data(1), this->ld(1)), p[1],
+                  k::store(this->data(2), this->ld(2)), p[2]);
+  }
+  template <class Sum>
+  Real<> want(int64_t r, int64_t c, const Sum& sum) const {
+    const auto& p = this->d.parts;
+    if (c >= p[0] + p[1]) return sum(0, c);
+    const int64_t begin = c < p[0] ? 0 : p[0];
+    return turns.turn([&](int64_t at) { return sum(0, begin + at); }, r, c - begin);
+  }
+};
+
+// Codes of 8 bits: scales of tokens and outputs behind the product.
+template <class T>
+struct ScaledBehind : Results<T> {
+  Cells<float> of_rows, of_columns;
+  explicit ScaledBehind(const Drawn& d, int64_t first = 0)
+      : Results<T>(d, 1),
+        of_rows([&](int64_t, int64_t c) { return number(d, 1, c + first); }, 1, d.rows, d.rows, 0, 0),
+        of_columns([&](int64_t, int64_t c) { return number(d, 2, c); }, 1, d.n, d.n, 0, 0) {}
+  static float number(const Drawn& d, int64_t which, int64_t at) {
+    const auto& all = numbers<float>(Values::scales);
+    return all[cell_bits(d.seed + 80, which, at) % all.size()];
+  }
+  auto sink() const {
+    return k::mul(k::per_row(of_rows.at())) | k::mul(k::row(of_columns.at())) | k::store(this->data(), this->ld());
+  }
+  template <class Sum>
+  Real<> want(int64_t r, int64_t c, const Sum& sum) const {
+    return sum(0, c) * Real<>(of_rows.value(0, r)) * Real<>(of_columns.value(0, c));
+  }
+};
+
+// ---- one call -------------------------------------------------------------------------------------------------------
+
+// U: the type that tensor cores multiply.
+template <class U, class X, class W, class O>
+class DrawnCall {
+ public:
+  explicit DrawnCall(const Drawn& drawn, int64_t first = 0)
+      : d(drawn),
+        x(d, first),
+        w(d, first),
+        out(d, first),
+        ends(1, int64_t(d.offsets.size()), int64_t(d.offsets.size())) {
+    for (size_t i = 0; i < d.offsets.size(); ++i) ends.set(0, int64_t(i), d.offsets[i]);
+    ends.upload();
+    for (const auto& y : out.y) before.push_back(y->bytes());
+  }
+
+  std::string run() {
+    const bool empty = d.rows == 0 || d.n == 0 || d.m == 0;
+    if (std::string wrong = make_room(); !wrong.empty()) return wrong;
+    k::MatmulPlan plan;
+    const k::Status planned = plan_of(d.policy, plan), status = call(exec(), d.policy);
+    stream.wait();
+    const std::string reason = status.reason();
+    if (planned.code() != status.code()) return "the plan says: " + text(planned) + ", and the call: " + reason;
+    if (!status) {
+      if (std::string wrong = refused(status); !wrong.empty()) return wrong;
+      for (const auto& y : out.y)
+        if (!y->unchanged()) return "something was written, though the call was refused: " + reason;
+      // The same without what was refused.
+      if (status.code() == k::Code::invalid)
+        d.room = Room::none;
+      else {
+        d.policy.path = Path::automatic;
+        d.policy.tile_tokens = d.policy.tile_rows = d.policy.tiles_at_once = 0;
+      }
+      std::string wrong = run();
+      return wrong.empty() ? "" : wrong + " (without what was refused: " + reason + ")";
+    }
+    const auto first = bits();
+    if (std::string wrong = check_all(plan, empty); !wrong.empty()) return wrong + plan_text(plan);
+    const auto same = [&](const char* what) { return bits() == first ? std::string() : what + plan_text(plan); };
+
+    restore();
+    if (const k::Status again = call(exec(), d.policy); !again) return std::string("a second call: ") + again.reason();
+    stream.wait();
+    if (std::string wrong = same("a second call gives other bits"); !wrong.empty()) return wrong;
+    if (d.graph) {
+      restore();
+      k::Status captured;
+      const Graph graph(stream, [&] { captured = call(exec(), d.policy); });
+      if (!captured) return std::string("captured: ") + captured.reason();
+      for (int i = 0; i < 2; ++i) {
+        restore();
+        graph.replay();
+        if (std::string wrong = same("a graph gives other bits"); !wrong.empty()) return wrong;
+      }
+    }
+    if (empty) return "";
+    if (d.late && d.k > 0) {
+      restore();
+      if (std::string wrong = call_late(); !wrong.empty()) return wrong;
+      if (std::string wrong = same("late inputs give other bits"); !wrong.empty()) return wrong;
+    }
+    // Where the plan's path and tile are not those for rounded operands, they are a policy for the call itself.
+    if (!plan.inputs_rounded && !plan.weights_rounded) {
+      restore();
+      const k::Status of_plan = call(exec(), plan);
+      if (!of_plan) return std::string("the plan as a policy is refused: ") + of_plan.reason() + plan_text(plan);
+      stream.wait();
+      if (std::string wrong = same("the plan as a policy gives other bits"); !wrong.empty()) return wrong;
+    }
+    if (d.policy.batch_invariant && !d.several()) return check_invariant();
+    return "";
+  }
+
+  k::Status call(const k::Exec& ex, const k::MatmulPolicy& policy) const {
+    return k::matmul(ex, x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), policy);
+  }
+  k::Exec exec() const {
+    k::DeviceInfo device = k::Exec(stream).device();
+    if (d.sms > 0) device.sm_count = std::min(device.sm_count, d.sms);
+    if (d.gbs >= 0) device.memory_gbs = d.gbs;
+    k::Exec ex(stream, device);
+    ex.programmatic(d.programmatic).constant_weights(d.constant);
+    if (room) ex.workspace(room->data(), size_t(room->cols()));
+    return ex;
+  }
+  void share_room(size_t bytes) {
+    if (bytes > 0) room = std::make_unique<Device<unsigned char>>(1, int64_t(bytes), int64_t(bytes));
+  }
+
+  Drawn d;
+  Stream stream;
+  X x;
+  W w;
+  O out;
+  Device<int32_t> ends;
+  std::unique_ptr<Device<unsigned char>> room;
+  std::vector<std::vector<unsigned char>> before;
+
+ private:
+  k::Groups groups() const { return {d.count, d.offsets.empty() ? nullptr : ends.data()}; }
+  k::Status plan_of(const k::MatmulPolicy& policy, k::MatmulPlan& plan) const {
+    return k::matmul_plan(exec(), x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), policy, plan);
+  }
+  std::string make_room() {
+    room.reset();
+    if (d.room == Room::none) return "";
+    const size_t exact =
+        k::matmul_workspace_bytes(exec(), x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), d.policy);
+    if (exact > size_t(1) << 30) return "the workspace would have " + std::to_string(exact) + " bytes";
+    Random random(d.seed + 99);
+    share_room(d.room == Room::exact  ? exact
+               : d.room == Room::more ? exact + size_t(random.below(100000))
+                                      : size_t(random.below(int64_t(exact) + 1)));
+    return "";
+  }
+  void restore() {
+    for (size_t i = 0; i < before.size(); ++i) out.y[i]->restore(before[i]);
+  }
+  std::vector<std::vector<unsigned char>> bits() {
+    std::vector<std::vector<unsigned char>> all;
+    for (const auto& y : out.y) y->download(), all.push_back(y->bytes());
+    return all;
+  }
+  static std::string plan_text(const k::MatmulPlan& p) {
+    std::ostringstream text;
+    text << " [" << k::to_string(p.path) << " " << p.tile_tokens << " x " << p.tile_rows << " at once "
+         << p.tiles_at_once << ", " << p.splits << " splits, packs " << p.input_pack << " " << p.weight_pack
+         << (p.inputs_rounded ? ", inputs rounded" : "") << (p.weights_rounded ? ", weights rounded" : "")
+         << (p.weights_copied ? ", copied" : "") << (p.in_eight ? ", in eight" : "") << "]";
+    return text.str();
+  }
+
+  // What docs/matmul.md says is refused.
+  std::string refused(const k::Status& status) const {
+    const k::MatmulPolicy& p = d.policy;
+    const bool tile = p.tile_tokens != 0 || p.tile_rows != 0 || p.tiles_at_once != 0;
+    const std::string reason = std::string("refused: ") + status.reason();
+    if (status.code() == k::Code::invalid) return p.batch_invariant && d.room == Room::less ? "" : reason;
+    if (status.code() != k::Code::unsupported) return reason;
+    if (tile) return "";
+    if (p.path == Path::automatic) return reason;
+    if (d.kind.by_token) return p.path == Path::gemv ? reason : "";
+    if (p.path == Path::gemm || p.path == Path::simt) return (p.path == Path::simt) == d.kind.floats ? reason : "";
+    if (p.batch_invariant || d.several()) return "";
+    return p.path == Path::gemv ? reason : "";  // skinny: alignment and sizes
+  }
+
+  std::string check_all(const k::MatmulPlan& plan, bool empty) {
+    for (const auto& y : out.y)
+      if (!y->intact()) return "wrote outside its rows";
+    if (room) {
+      room->download();
+      if (!room->intact()) return "wrote outside the workspace";
+    }
+    if (empty) {
+      for (size_t i = 0; i < before.size(); ++i)
+        if (out.y[i]->bytes() != before[i]) return "something was written, though there is nothing to do";
+      return "";
+    }
+    if (!d.offsets.empty() && d.offsets.back() < d.rows) {
+      const auto written = bits();
+      const auto now = behind_all_groups();
+      restore();
+      const auto then = behind_all_groups();
+      for (size_t i = 0; i < written.size(); ++i) out.y[i]->restore(written[i]);
+      if (now != then) return "wrote rows of no group";
+    }
+    return compare_some(plan);
+  }
+  std::vector<double> behind_all_groups() const {
+    std::vector<double> all;
+    for (int64_t r = d.offsets.back(); r < d.rows; ++r)
+      for (int64_t c = 0; c < d.n; ++c) {
+        const double v = value_of(out.get(r, c));
+        all.push_back(v == v ? v : -0x1p1000);
+      }
+    return all;
+  }
+
+  // Some rows, all of their columns.
+  std::string compare_some(const k::MatmulPlan& plan) {
+    const bool tensor = plan.path == Path::gemm || plan.path == Path::skinny;
+    const double cost = double(d.n) * double(d.k + 20) * W::matrices * (d.kind.turned ? 2 : 1);
+    const int64_t some = std::max<int64_t>(2, int64_t(3e7 / cost));
+    std::vector<int64_t> rows;
+    Random random(d.seed + 5);
+    for (int64_t r = 0; r < d.rows; ++r) {
+      if (d.group_of(r) >= 0 && (d.rows <= some || r == 0 || r == d.rows - 1 || random.below(d.rows) < some))
+        rows.push_back(r);
+    }
+    constexpr double u = std::is_same<U, k::bfloat16>::value ? 0x1p-8 : 0x1p-11;
+    const int times = X::rounded + W::rounded;
+    // Tensor cores keep some 13 bits of sums of e4m3 (matmul_in_eight.cu). What they cut off has any sign, in part.
+    double always = 0, by_chance = tensor ? 3 * u * std::sqrt(double(times)) : 0;
+    if (plan.in_eight) {
+      const bool fast = d.policy.fast_sums;
+      always = std::is_same<U, int8_t>::value ? 0 : fast ? 0x1p-10 : 0x1p-13;
+      by_chance = std::is_same<U, int8_t>::value ? 0 : fast ? 0x1p-4 : 0x1p-8;
+    }
+    // Half keeps no more than this of what it rounds.
+    const double least = tensor && times > 0 && !plan.in_eight && u < 0x1p-8 ? 0x1p-25 : 0;
+    const double sum_units = units(plan.path, d.k) + (plan.in_eight ? double(d.k) / 8 : 0);
+    std::vector<Row<>> inputs(rows.size());
+    in_parallel(rows.size(), [&](size_t i) { inputs[i] = x.row(rows[i]); });
+    constexpr int64_t kTogether = 32;
+    const int64_t parts = (d.n + kTogether - 1) / kTogether;
+    std::vector<std::string> problems(rows.size() * size_t(parts));
+    in_parallel(problems.size(), [&](size_t job) {
+      const int64_t r = rows[job / size_t(parts)], begin = int64_t(job % size_t(parts)) * kTogether;
+      const Row<>& input = inputs[job / size_t(parts)];
+      const int64_t group = d.kind.by_token ? 0 : d.group_of(r);
+      double small = 0;
+      for (const Real<>& v : input) small += least * (1 + std::fabs(v.v));
+      const auto sum = [&](int matrix, int64_t n) {
+        Real<> s = product(
+            r, n, d.k, [&](int64_t, int64_t i) { return input[size_t(i)]; },
+            [&](int64_t, int64_t i) { return w.value(matrix, group, r, n, i); }, sum_units, always, by_chance);
+        s.e += 8 * small;  // weights are smaller than 8 times their largest code's scale
+        return s;
+      };
+      for (int64_t c = begin; c < std::min(d.n, begin + kTogether) && problems[job].empty(); ++c) {
+        const Real<> want = out.want(r, c, sum);
+        const auto got = out.get(r, c);
+        if (within(got, want)) continue;
+        std::ostringstream text;
+        text.precision(9);
+        text << "row " << r << " col " << c << ": got " << value_of(got) << ", want " << want.v << " +- " << want.e;
+        problems[job] = text.str();
+      }
+    });
+    int64_t wrong = 0;
+    const std::string* first = nullptr;
+    for (const std::string& problem : problems) {
+      if (!problem.empty() && wrong++ == 0) first = &problem;
+    }
+    return first ? *first + " (" + std::to_string(wrong) + " of " + std::to_string(problems.size()) + " parts wrong)"
+                 : "";
+  }
+
+  // Inputs that the kernel ahead writes while weights are on their way.
+  std::string call_late() {
+    const auto& cells = x.cells();
+    const size_t bytes = size_t((cells.rows() - 1) * cells.ld() + cells.cols()) * sizeof(*cells.data());
+    Device<unsigned char> copy(1, int64_t(bytes), int64_t(bytes));
+    auto* const p = reinterpret_cast<unsigned char*>(cells.data());
+    check_cuda(cudaMemcpyAsync(copy.data(), p, bytes, cudaMemcpyDeviceToDevice, stream));
+    check_cuda(cudaMemsetAsync(p, 0xff, bytes, stream));
+    slow_copy<<<32, 256, 0, stream>>>(static_cast<const unsigned char*>(copy.data()), p, int64_t(bytes),
+                                      int64_t(1000000));
+    check_cuda(cudaGetLastError());
+    k::MatmulPolicy policy = d.policy;
+    policy.weights_ready = true;
+    const k::Status status = call(exec(), policy);
+    stream.wait();
+    return status ? "" : std::string("with weights_ready: ") + status.reason();
+  }
+
+  // A few of the tokens have the same bits as among all.
+  std::string check_invariant() {
+    Random random(d.seed + 6);
+    Drawn few = d;
+    few.m = few.rows = 1 + random.below(chance(random, 50) ? 1 : d.m);
+    const int64_t first = d.one_row || d.kind.by_token ? 0 : random.below(d.m - few.m + 1);
+    DrawnCall other(few, first);
+    if (room) other.share_room(size_t(room->cols()));
+    const k::Status status = other.call(other.exec(), d.policy);
+    if (!status) return "batch_invariant, " + std::to_string(few.m) + " tokens: " + status.reason();
+    other.stream.wait();
+    for (const auto& y : other.out.y) y->download();
+    for (int64_t r = 0; r < few.m; ++r) {
+      for (int64_t c = 0; c < d.n; ++c) {
+        const auto a = out.get(r + first, c), b = other.out.get(r, c);
+        if (std::memcmp(&a, &b, sizeof(a)) == 0) continue;
+        std::ostringstream text;
+        text << "batch_invariant: row " << r + first << " col " << c << " is " << value_of(a) << ", and " << value_of(b)
+             << " as row " << r << " of " << few.m;
+        return text.str();
+      }
+    }
+    return "";
+  }
+};
+
+template <class U, class X, class W, class O>
+void drawn_products(const Operands& kind, int64_t usual = 40) {
+  each_draw(
+      usual, [&](uint64_t seed) { return draw_product(kind, seed); },
+      [](const Drawn& d) { return DrawnCall<U, X, W, O>(d).run(); });
+}
+
+}  // namespace test
