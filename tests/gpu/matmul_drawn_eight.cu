@@ -1,0 +1,32 @@
+// Calls of matmul() drawn at random (support/drawn_products.cuh): inputs and weights that are both codes of 8 bits,
+// with maps, or of float and int8.
+#include "support/drawn_products.cuh"
+
+using namespace test;
+
+namespace {
+
+using H = k::half;
+using B = k::bfloat16;
+using E = k::float8_e4m3;
+
+Operands in_eight(const char* name) {
+  Operands operands{name};
+  operands.eight = true;
+  return operands;
+}
+
+}  // namespace
+
+TEST_CASE("drawn: inputs and weights of e4m3") {
+  drawn_products<E, CodesX<E>, Single<ScaledW<E, float>>, Biased<B>>(in_eight("e4m3 x e4m3"));
+}
+TEST_CASE("drawn: inputs and weights of int8, with scales behind the product") {
+  drawn_products<int8_t, PlainX<int8_t, H>, Single<PlainW<int8_t>>, ScaledBehind<H>>(in_eight("int8 x int8"));
+}
+TEST_CASE("drawn: inputs and weights with maps") {
+  drawn_products<H, MappedX<H>, Single<MappedW<H>>, StoreOnly<H>>({"maps"});
+}
+TEST_CASE("drawn: inputs of float, weights of int8") {
+  drawn_products<H, PlainX<float, H>, Single<ScaledW<int8_t, float>>, StoreOnly<float>>({"float x int8"});
+}
