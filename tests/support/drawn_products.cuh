@@ -936,14 +936,20 @@ class DrawnCall {
     const k::Status status = other.call(other.exec(), d.policy);
     if (!status) return "batch_invariant, " + std::to_string(few.m) + " tokens: " + status.reason();
     other.stream.wait();
-    for (const auto& y : other.out.y) y->download();
+    (void)other.bits();
+    k::MatmulPlan plan;
+    (void)other.plan_of(d.policy, plan);
+    if (std::string wrong = other.check_all(plan, false); !wrong.empty())
+      return "some of the tokens: " + wrong + plan_text(plan);
     for (int64_t r = 0; r < few.m; ++r) {
       for (int64_t c = 0; c < d.n; ++c) {
         const auto a = out.get(r + first, c), b = other.out.get(r, c);
         if (std::memcmp(&a, &b, sizeof(a)) == 0) continue;
         std::ostringstream text;
-        text << "batch_invariant: row " << r + first << " col " << c << " is " << value_of(a) << ", and " << value_of(b)
-             << " as row " << r << " of " << few.m;
+        k::MatmulPlan of_all, of_few;
+        (void)plan_of(d.policy, of_all), (void)other.plan_of(d.policy, of_few);
+        text << "batch_invariant: row " << r + first << " col " << c << " is " << value_of(a) << plan_text(of_all)
+             << ", and " << value_of(b) << " as row " << r << " of " << few.m << plan_text(of_few);
         return text.str();
       }
     }
