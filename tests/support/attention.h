@@ -333,7 +333,7 @@ struct AttentionCase {
   double scale = 0;  // 0: the default
   bool ragged_q = false;
   int threads = 2;
-  bool aligned = false;  // queries and results
+  bool aligned = false;  // queries and results, at multiples of 16 bytes
   int splits = 0;        // 0: not fixed
   int64_t most_keys = 0; // 0: not said
 
@@ -365,8 +365,9 @@ struct AttentionData {
   std::function<bool(int64_t b, int64_t head, int64_t col)> broken;  // results that must not be finite, if given
 
   explicit AttentionData(const AttentionCase& a, double spread = 1)
-      : c(a), q(31, rows(a), a.heads * a.dim, a.heads * a.dim + (a.aligned ? 8 : 3), a.aligned ? 0 : 1, spread),
-        o(rows(a), a.heads * a.value_dim(), a.heads * a.value_dim() + (a.aligned ? 8 : 5), a.aligned ? 0 : 1),
+      : c(a),
+        q(31, rows(a), a.heads * a.dim, a.heads * a.dim + (a.aligned ? 16 : 3), a.aligned ? 0 : 1, spread),
+        o(rows(a), a.heads * a.value_dim(), a.heads * a.value_dim() + (a.aligned ? 16 : 5), a.aligned ? 0 : 1),
         lse(rows(a), a.heads, a.heads + 1) {
     for (const int64_t n : a.q_lens) offsets.push_back(int32_t(offsets.back() + n));
   }
