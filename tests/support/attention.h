@@ -446,6 +446,7 @@ inline ScoreModel window_model(int64_t left, int64_t right, bool top_left = fals
 inline ScoreModel soft_cap_model(double cap) {
   ScoreModel m;
   m.transform = [=](Real<> x, const Spot&) {
+    if (x.v == kMinusInfinity) return Real<>(-cap, cap * 0x1p-22);  // or else the bound is infinite
     return Real<>(cap * std::tanh(x.v / cap), x.e + cap * 0x1p-22 + 2 * unit<float> * std::fabs(x.v));
   };
   return m;
@@ -453,6 +454,7 @@ inline ScoreModel soft_cap_model(double cap) {
 inline ScoreModel alibi_model(const std::vector<float>& slopes) {
   ScoreModel m;
   m.transform = [=](Real<> x, const Spot& s) {
+    if (x.v == kMinusInfinity) return Real<>(x.v);
     return x + Real<>(-double(slopes[size_t(s.head)]) * std::fabs(double(s.key - (s.query + s.kv_len - s.q_len))))
                    .rounded();
   };
