@@ -39,6 +39,8 @@ class SpreadHeads {
         memory_(1, extent(), extent(), 0, poison) {}
 
   k::Heads where() const { return k::heads(dim_, s_.token, s_.head).batches(length_, s_.batch); }
+  T* data() const { return memory_.data(); }
+  const HeadStrides& strides() const { return s_; }
   auto source() const { return k::load(static_cast<const T*>(memory_.data()), where()); }
   auto sink() const { return k::store(memory_.data(), where()); }
 

@@ -1,0 +1,35 @@
+// Calls of attention() that are drawn at random: all that a caller may combine, in combination. support/drawn.h says
+// how one of them is made again; attention_drawn_codes.cu has keys and values of 8 and 4 bits.
+#include "support/drawn_attention.cuh"
+
+using namespace test;
+
+namespace {
+
+using k::bfloat16;
+using k::half;
+
+template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+DrawnFamily family(const char* name) {
+  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
+}
+
+// Layouts, scores and sizes of heads, each with several of the others.
+std::vector<DrawnFamily> families() {
+  return {
+      family<256, Place::paged, half, half, KvTypes<half>, MapsInWindow>("half in pages"),
+      family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents | kWorkspace>("bfloat16"),
+      family<128, Place::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder | kWorkspace>("half, ragged"),
+      family<128, Place::dense, float, half, KvTypes<half, bfloat16>, RangesInWindow>("half and bfloat16"),
+      family<64, Place::paged, bfloat16, float, KvTypes<bfloat16>, RangesInWindow, kAnyOrder | kWorkspace>(
+          "bfloat16 in pages"),
+      family<128, Place::dense, half, half, KvTypes<half>, k::NoMask>("half without a mask"),
+      family<0, Place::dense, float, float, KvTypes<float>, RangesInWindow, kWorkspace>("float"),
+      family<0, Place::paged, half, half, KvTypes<half, float>, MapsAndBias, kAnyOrder>("half and float"),
+      family<576, Place::paged, bfloat16, float, KvTypes<bfloat16>, MapsInWindow, kLatents | kWorkspace>("latents"),
+  };
+}
+
+}  // namespace
+
+TEST_CASE("attention: calls that are drawn") { make_drawn_calls(families(), 600); }

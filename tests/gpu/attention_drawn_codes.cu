@@ -1,0 +1,34 @@
+// Calls of attention() that are drawn at random, as in attention_drawn.cu: keys and values of 8 and 4 bits, and with
+// scales.
+#include "support/drawn_attention.cuh"
+
+using namespace test;
+
+namespace {
+
+using k::bfloat16;
+using k::float8_e4m3;
+using k::float8_e5m2;
+using k::half;
+
+template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+DrawnFamily family(const char* name) {
+  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
+}
+
+std::vector<DrawnFamily> families() {
+  return {
+      family<256, Place::dense, half, half, KvTypes<int8_t, int8_t, float>, MapsInWindow, kWorkspace>("int8"),
+      family<128, Place::paged, bfloat16, bfloat16, KvTypes<k::Int4, k::Int4, half>, RangesInWindow>("int4"),
+      family<128, Place::paged, float8_e4m3, half, KvTypes<float8_e4m3>, MapsInWindow, kWorkspace>("e4m3"),
+      family<128, Place::ragged, bfloat16, bfloat16, KvTypes<float8_e4m3, float8_e5m2, float, k::Nothing>, k::Window,
+             kAnyOrder>("e4m3 and e5m2"),
+      family<128, Place::ragged, half, half, KvTypes<half, half, float>, MapsInWindow, kWorkspace>("half with scales"),
+      family<128, Place::dense, bfloat16, float, KvTypes<bfloat16, int8_t, k::Nothing, half>, RangesInWindow>(
+          "bfloat16 and int8"),
+  };
+}
+
+}  // namespace
+
+TEST_CASE("attention: calls that are drawn, of codes and scales") { make_drawn_calls(families(), 400); }

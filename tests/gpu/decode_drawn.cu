@@ -1,0 +1,39 @@
+// Calls of decode() that are drawn at random: all that a caller may combine, in combination. support/drawn.h says how
+// one call is made again.
+#include "support/drawn_attention.cuh"
+
+using namespace test;
+
+namespace {
+
+using k::bfloat16;
+using k::float8_e4m3;
+using k::float8_e5m2;
+using k::half;
+
+template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+DrawnFamily family(const char* name) {
+  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>>(name);
+}
+
+std::vector<DrawnFamily> families() {
+  return {
+      family<128, Place::paged, half, float, KvTypes<half>, MapsInWindow>("half in pages"),
+      family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("bfloat16"),
+      family<64, Place::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder>("half, ragged"),
+      family<256, Place::paged, float, half, KvTypes<bfloat16, half>, k::Window, kAnyOrder>("bfloat16 and half"),
+      family<128, Place::paged, bfloat16, bfloat16, KvTypes<int8_t, int8_t, float>, k::Window>("int8"),
+      family<64, Place::dense, half, half, KvTypes<k::Int4, k::Int4, half>, RangesInWindow>("int4"),
+      family<128, Place::ragged, half, float, KvTypes<float8_e4m3, float8_e5m2>, k::Window>("e4m3 and e5m2"),
+      family<0, Place::dense, float, float, KvTypes<float>, RangesInWindow>("float"),
+      family<64, Place::ragged, half, half, KvTypes<half, half, float>, MapsInWindow>("half with scales"),
+      family<64, Place::paged, float, float, KvTypes<bfloat16, k::Int4, k::Nothing, half>, k::Window>(
+          "bfloat16 and int4"),
+      family<64, Place::dense, half, half, KvTypes<int8_t, half, float, k::Nothing>, k::NoMask>("int8 and half"),
+      family<576, Place::paged, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("latents"),
+  };
+}
+
+}  // namespace
+
+TEST_CASE("decode: calls that are drawn") { make_drawn_calls(families(), 600); }
