@@ -207,6 +207,7 @@ TEST_CASE("what is refused, and why") {
   CHECK(at(k::store(f.p + 16384, 64), square));
   CHECK(is(at(k::store(f.p + 16384, 64), f.shape), Code::invalid,
            "attention: out overlaps q: in place needs as many kv_heads as heads"));
+  CHECK(at(k::store(f.p + 16384, 64), shape([](auto& s) { s.batch = 0; })));  // nothing overlaps
   CHECK(is(at(k::store(f.p + 16385, 64), square), Code::invalid,
            "attention: out overlaps q, and not element for element"));
   CHECK(

@@ -261,12 +261,15 @@ struct Precision {
   DType weights = DType::f32;
   bool tensor = false;
   bool scaled = false;  // whether weights are rounded with the scales of values in them
+  double least = 0;     // a weight that may become 0, whatever their type
 
   double of_weights() const {
     return weights == DType::f16 ? 0x1p-11 : weights == DType::bf16 ? 0x1p-8 : weights == DType::e4m3 ? 0x1p-4 : 0;
   }
   // What is smaller may become 0. With e4m3 the largest of a row is 32 at least.
-  double least_weight() const { return weights == DType::f16 ? 0x1p-25 : weights == DType::e4m3 ? 0x1p-15 : 0; }
+  double least_weight() const {
+    return std::max(least, weights == DType::f16 ? 0x1p-25 : weights == DType::e4m3 ? 0x1p-15 : 0);
+  }
   double units(int64_t terms) const { return tensor ? double(terms) / 8 : 0; }
 };
 

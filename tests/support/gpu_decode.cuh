@@ -23,6 +23,7 @@ inline Precision precision_of(k::DecodeMode mode, DType keys, DType values, bool
   p.tensor = true;
   p.queries = !rounds_queries ? 0 : two ? unit_of(keys) * unit_of(keys) : unit_of(keys);
   p.values = two ? unit_of(values) * unit_of(values) : unit_of(values);
+  if (values == DType::f16) p.least = 0x1p-25;
   return p;
 }
 

@@ -180,8 +180,8 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
 // For calls with further conditions on writing results in place of the queries.
 template <class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape, bool possible, const char* why_not) {
-  return !possible &&
-                 share_bytes(plane_of(q, 1, shape.heads * shape.dim), plane_of(out, 1, shape.heads * shape.value_dim()))
+  if (possible || shape.batch == 0 || shape.q_len == 0) return {};
+  return share_bytes(plane_of(q, 1, shape.heads * shape.dim), plane_of(out, 1, shape.heads * shape.value_dim()))
              ? invalid(why_not)
              : Status{};
 }
