@@ -43,9 +43,9 @@ struct AttentionShape {
 // at p[t * ld + h]; -inf if no key is visible. ld: by default the number of heads.
 //
 // splits(n), for decode() on the GPU: the keys of each sequence are split into n parts, from 1 to 256 (split-KV). A
-// sequence then has the same bits alone and in any batch. By default decode() splits where that distributes the batch
-// evenly, so bits depend on the batch; all other calls are independent of it anyway. attention() with a workspace uses
-// n parts as well.
+// sequence then has the same bits alone and in any batch with the same shape.q_len. By default decode() splits where
+// that distributes the batch evenly, so bits depend on the batch; all other calls are independent of it anyway.
+// attention() with a workspace uses n parts as well.
 //
 // most_keys(n), for decode() on the GPU, which reads the lengths only when the kernel runs: no sequence is expected to
 // have more than n keys. If that is some hundreds, or with few sequences some thousands, decode() uses a kernel without
