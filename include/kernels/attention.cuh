@@ -28,8 +28,8 @@
 //
 // Lengths, offsets, page tables and scales are read on the device only, and nothing is allocated or synchronized: a
 // call can be captured in a graph and replayed while sequences grow. The same input gives the same bits. In
-// attention(), and in decode() with Attention{}.splits(n) and the same shape.q_len, a sequence's bits also do not depend
-// on the rest of the batch.
+// attention(), and in decode() with Attention{}.splits(n) and the same shape.q_len, a sequence's bits also do not
+// depend on the rest of the batch.
 #pragma once
 
 #include "detail/attention/decode_engine.cuh"

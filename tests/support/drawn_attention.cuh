@@ -1,5 +1,5 @@
-// Makes the calls that drawn_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is right
-// it is checked
+// Makes the calls that drawn_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is
+// right it is checked
 //
 // - that nothing is written but results, logsumexps and the workspace,
 // - that the same call gives the same bits: in a workspace that holds something else, without logsumexps, in a graph,
