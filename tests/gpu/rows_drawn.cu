@@ -111,8 +111,8 @@ class DrawnRows {
         rstd(d.rows, 1, 1),
         gamma(d.seed + 1, Values::normal, 1, d.cols, d.cols, d.vectors),
         beta(d.seed + 2, Values::normal, 1, d.cols, d.cols, (d.vectors + int64_t(d.seed)) % 3) {
-    // A group of nothing but what gelu leaves of large negative numbers has any codes.
-    if (kEnds == Ends::groups && d.activation == 3) d.activation = 2;
+    // A group of nothing but what silu or gelu leave of large negative numbers has any codes.
+    if (kEnds == Ends::groups && d.activation > 1) d.activation = 1;
     fill(x, 3, d.offset), fill(kept, 4, 0);
     remember();
   }

@@ -304,7 +304,8 @@ struct CodesOf {
                g == Grain::tensor  ? 1
                : g == Grain::block ? (rows + n - 1) / n
                                    : rows,
-               (cols + size - 1) / size, of_scales.ld<S>((cols + size - 1) / size), of_scales.shift<S>(), first) {}
+               (cols + size - 1) / size, of_scales.ld<S>((cols + size - 1) / size), of_scales.shift<S>(),
+               g == Grain::tensor ? 0 : first) {}
   auto source() const {
     const S* s = scales.at();
     const int64_t ld = scales.ld();
