@@ -365,6 +365,8 @@ class Drawer {
     if (one_in(4)) d_.query_spread = any_of({4.0, 12.0, 150.0});
     if (one_in(8)) d_.key_spread = any_of({0.1, 4.0, 12.0});
     const int64_t most = c.kv_lens.empty() ? 0 : *std::max_element(c.kv_lens.begin(), c.kv_lens.end());
+    // Thousands of weights that are all nearly 1 round to 1 as they are added: the oracle takes errors to differ.
+    if (c.scale == 1e-5 && most > 1000) c.scale = 0.05;
     if (one_in(3)) {
       c.most_keys = any_of<int64_t>({most, most + r_.below(1000), 1 + r_.below(most + 1), 100000});
     }
