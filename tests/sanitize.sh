@@ -6,7 +6,7 @@
 #   tests/sanitize.sh cpu             CPU tests with AddressSanitizer and UndefinedBehaviorSanitizer, then with ThreadSanitizer; built in
 #                                     build/sanitize-*. ./test.sh has a short form of it.
 # KERNELS_SHORT=n: of the calls that a test makes in a loop, every nth is made (default: 40; 1 for all). TOOLS: some of the four tools.
-# KERNELS_DRAWS=n, KERNELS_SEED=s: how many calls each test of drawn calls makes, from which seed on (CONTRIBUTING.md).
+# KERNELS_RANDOM_CALLS=n, KERNELS_SEED=s: how many calls each test of random calls makes, from which seed on (CONTRIBUTING.md).
 # JOBS: how many tests run at once (default: one for each core, at most 16). SECONDS_EACH: how long one may take (default: 120); one
 # that takes longer counts as a failure. The last line says how many were clean.
 set -euo pipefail

@@ -1,6 +1,6 @@
-// Calls of decode() that are drawn at random: all that a caller may combine, in combination. support/drawn.h says how
-// one call is made again.
-#include "support/drawn_attention.cuh"
+// Random calls of decode(): all that a caller may combine, in combination. support/random_calls.h says how one of them
+// is made again.
+#include "support/random_attention.cuh"
 
 using namespace test;
 
@@ -12,11 +12,11 @@ using k::float8_e5m2;
 using k::half;
 
 template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
-DrawnFamily family(const char* name) {
-  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>>(name);
+RandomFamily family(const char* name) {
+  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>>(name);
 }
 
-std::vector<DrawnFamily> families() {
+std::vector<RandomFamily> families() {
   return {
       family<128, Place::paged, half, float, KvTypes<half>, MapsInWindow>("half in pages"),
       family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("bfloat16"),
@@ -36,4 +36,4 @@ std::vector<DrawnFamily> families() {
 
 }  // namespace
 
-TEST_CASE("decode: calls that are drawn") { make_drawn_calls(families(), 600); }
+TEST_CASE("decode: random calls") { make_random_calls(families(), 600); }

@@ -1,9 +1,9 @@
-// Calls of matmul() drawn at random (drawn.h): what goes in, what stands behind the product, and how it is to run, each
+// Random calls of matmul() (random_calls.h): what goes in, what stands behind the product, and how it is to run, each
 // combined with the others. Types are given; everything else is drawn.
 #pragma once
 
-#include "drawn_matrices.cuh"
 #include "gpu_products.cuh"
+#include "random_matrices.cuh"
 #include "rope.h"
 
 namespace test {
@@ -670,9 +670,9 @@ struct ScaledBehind : Results<T> {
 
 // U: the type that tensor cores multiply.
 template <class U, class X, class W, class O>
-class DrawnCall {
+class RandomCall {
  public:
-  explicit DrawnCall(const Drawn& drawn, int64_t first = 0)
+  explicit RandomCall(const Drawn& drawn, int64_t first = 0)
       : d(drawn),
         x(d, first),
         w(d, first),
@@ -932,7 +932,7 @@ class DrawnCall {
     Drawn few = d;
     few.m = few.rows = 1 + random.below(chance(random, 50) ? 1 : d.m);
     const int64_t first = d.one_row || d.kind.by_token ? 0 : random.below(d.m - few.m + 1);
-    DrawnCall other(few, first);
+    RandomCall other(few, first);
     if (room) other.share_room(size_t(room->cols()));
     const k::Status status = other.call(other.exec(), d.policy);
     if (!status) return "batch_invariant, " + std::to_string(few.m) + " tokens: " + status.reason();
@@ -959,10 +959,10 @@ class DrawnCall {
 };
 
 template <class U, class X, class W, class O>
-void drawn_products(const Operands& kind, int64_t usual = 40) {
-  each_draw(
+void random_products(const Operands& kind, int64_t usual = 40) {
+  each_random_call(
       usual, [&](uint64_t seed) { return draw_product(kind, seed); },
-      [](const Drawn& d) { return DrawnCall<U, X, W, O>(d).run(); });
+      [](const Drawn& d) { return RandomCall<U, X, W, O>(d).run(); });
 }
 
 }  // namespace test

@@ -1,10 +1,10 @@
-// Row operations drawn at random (support/drawn.h): shapes, strides, alignment, residuals, dropout, quantizing sinks
-// and policies, each combined with the others.
+// Random calls of row operations (support/random_calls.h): shapes, strides, alignment, residuals, dropout, quantizing
+// sinks and policies, each combined with the others.
 #include <kernels/dropout.h>
 #include <kernels/quantize.h>
 
-#include "support/drawn_matrices.cuh"
 #include "support/elementwise.h"
+#include "support/random_matrices.cuh"
 #include "support/row_groups.h"
 
 using namespace test;
@@ -95,9 +95,9 @@ enum class Ends { store, codes, groups };
 
 // S in, added to K that is kept in place, to D. Rows of the call are rows `first` and up of all that this seed has.
 template <class Op, class S, class K, class D, Ends kEnds>
-class DrawnRows {
+class RandomRowsCall {
  public:
-  explicit DrawnRows(const Drawn& drawn, int64_t start = 0)
+  explicit RandomRowsCall(const Drawn& drawn, int64_t start = 0)
       : d(drawn),
         first(start),
         x(d.rows, d.cols, d.one_row ? 0 : d.x.ld<S>(d.cols), d.x.shift<S>(),
@@ -318,7 +318,7 @@ class DrawnRows {
     few.rows = 1 + random.below(d.rows);
     // What is dropped depends on the row's number.
     const int64_t start = d.one_row || (d.dropped > 0 && d.dropped < 1) ? 0 : random.below(d.rows - few.rows + 1);
-    DrawnRows other(few, start);
+    RandomRowsCall other(few, start);
     restore();
     const k::Status status = call(d.policy), of_few = other.call(d.policy);
     if (!status || !of_few) return std::string("batch_invariant: ") + of_few.reason();
@@ -344,10 +344,10 @@ class DrawnRows {
 };
 
 template <class Op, class S, class K, class D, Ends kEnds = Ends::store>
-void drawn_rows(const char* name, int64_t usual = 150) {
-  each_draw(
+void random_rows(const char* name, int64_t usual = 150) {
+  each_random_call(
       usual, [&](uint64_t seed) { return draw_rows(name, seed); },
-      [](const Drawn& d) { return DrawnRows<Op, S, K, D, kEnds>(d).run(); });
+      [](const Drawn& d) { return RandomRowsCall<Op, S, K, D, kEnds>(d).run(); });
 }
 
 using H = k::half;
@@ -355,14 +355,16 @@ using B = k::bfloat16;
 
 }  // namespace
 
-TEST_CASE("drawn rows: softmax") { drawn_rows<Softmax, H, H, H>("softmax"); }
-TEST_CASE("drawn rows: log_softmax") { drawn_rows<LogSoftmax, B, float, float>("log_softmax"); }
-TEST_CASE("drawn rows: layernorm") { drawn_rows<LayerNorm, H, B, H>("layernorm"); }
-TEST_CASE("drawn rows: rmsnorm") { drawn_rows<RmsNorm, B, B, B>("rmsnorm"); }
-TEST_CASE("drawn rows: rmsnorm of float to e4m3") { drawn_rows<RmsNorm, float, H, k::float8_e4m3>("rmsnorm to e4m3"); }
-TEST_CASE("drawn rows: rmsnorm, a scale for each row") {
-  drawn_rows<RmsNorm, H, H, int8_t, Ends::codes>("rmsnorm to codes");
+TEST_CASE("random rows: softmax") { random_rows<Softmax, H, H, H>("softmax"); }
+TEST_CASE("random rows: log_softmax") { random_rows<LogSoftmax, B, float, float>("log_softmax"); }
+TEST_CASE("random rows: layernorm") { random_rows<LayerNorm, H, B, H>("layernorm"); }
+TEST_CASE("random rows: rmsnorm") { random_rows<RmsNorm, B, B, B>("rmsnorm"); }
+TEST_CASE("random rows: rmsnorm of float to e4m3") {
+  random_rows<RmsNorm, float, H, k::float8_e4m3>("rmsnorm to e4m3");
 }
-TEST_CASE("drawn rows: layernorm, scales for groups") {
-  drawn_rows<LayerNorm, B, float, k::float8_e4m3, Ends::groups>("layernorm to groups");
+TEST_CASE("random rows: rmsnorm, a scale for each row") {
+  random_rows<RmsNorm, H, H, int8_t, Ends::codes>("rmsnorm to codes");
+}
+TEST_CASE("random rows: layernorm, scales for groups") {
+  random_rows<LayerNorm, B, float, k::float8_e4m3, Ends::groups>("layernorm to groups");
 }

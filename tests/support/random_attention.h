@@ -1,5 +1,5 @@
-// Calls of attention() and decode() that are drawn at random from what a caller may combine: draw() makes one from a
-// seed, describe() tells it in one line. drawn_attention.cuh makes the calls.
+// Random calls of attention() and decode(), of all that a caller may combine: draw() makes one from a
+// seed, describe() tells it in one line. random_attention.cuh makes the calls.
 #pragma once
 
 #include "attention.h"

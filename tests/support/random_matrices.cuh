@@ -1,8 +1,8 @@
-// Matrices of drawn calls (drawn.h): where they lie, and their numbers, which follow from a seed.
+// Matrices of random calls (random_calls.h): where they lie, and their numbers, which follow from a seed.
 #pragma once
 
-#include "drawn.h"
 #include "gpu.cuh"
+#include "random_calls.h"
 
 namespace test {
 

@@ -1,6 +1,6 @@
-// Calls of attention() that are drawn at random: all that a caller may combine, in combination. support/drawn.h says
-// how one of them is made again; attention_drawn_codes.cu has keys and values of 8 and 4 bits.
-#include "support/drawn_attention.cuh"
+// Random calls of attention(): all that a caller may combine, in combination. support/random_calls.h says how one of
+// them is made again; attention_random_codes.cu has keys and values of 8 and 4 bits.
+#include "support/random_attention.cuh"
 
 using namespace test;
 
@@ -10,12 +10,12 @@ using k::bfloat16;
 using k::half;
 
 template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
-DrawnFamily family(const char* name) {
-  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
+RandomFamily family(const char* name) {
+  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
 }
 
 // Layouts, scores and sizes of heads, each with several of the others.
-std::vector<DrawnFamily> families() {
+std::vector<RandomFamily> families() {
   return {
       family<256, Place::paged, half, half, KvTypes<half>, MapsInWindow>("half in pages"),
       family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents | kWorkspace>("bfloat16"),
@@ -32,4 +32,4 @@ std::vector<DrawnFamily> families() {
 
 }  // namespace
 
-TEST_CASE("attention: calls that are drawn") { make_drawn_calls(families(), 600); }
+TEST_CASE("attention: random calls") { make_random_calls(families(), 600); }

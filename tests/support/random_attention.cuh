@@ -1,4 +1,4 @@
-// Makes the calls that drawn_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is
+// Makes the calls that random_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is
 // right it is checked
 //
 // - that nothing is written but results, logsumexps and the workspace,
@@ -9,9 +9,9 @@
 
 #include <mutex>
 
-#include "drawn.h"
-#include "drawn_attention.h"
 #include "gpu_decode.cuh"
+#include "random_attention.h"
+#include "random_calls.h"
 
 namespace test {
 
@@ -266,7 +266,7 @@ struct How {
 };
 
 template <class F>
-class DrawnCall {
+class RandomCall {
   using TQ = typename F::TQ;
   using TO = typename F::TO;
   using Kv = typename F::Kv;
@@ -275,7 +275,7 @@ class DrawnCall {
   static constexpr bool of_float = stored<typename Kv::Key> == DType::f32 || stored<typename Kv::Value> == DType::f32;
 
  public:
-  DrawnCall(Tally& t, const Drawn& drawn)
+  RandomCall(Tally& t, const Drawn& drawn)
       : t_(t),
         d_(drawn),
         c_(drawn.c),
@@ -623,21 +623,21 @@ class DrawnCall {
 
 // ---- many -----------------------------------------------------------------------------------------------------------
 
-struct DrawnFamily {
+struct RandomFamily {
   Kinds kinds;
   void (*make)(Tally&, const Drawn&);
 };
 template <class F>
-DrawnFamily drawn_family(const char* name) {
-  return {kinds_of<F>(name), [](Tally& t, const Drawn& d) { DrawnCall<F>(t, d).run(); }};
+RandomFamily random_family(const char* name) {
+  return {kinds_of<F>(name), [](Tally& t, const Drawn& d) { RandomCall<F>(t, d).run(); }};
 }
 
 // As many calls as are asked for, several at the same time.
-inline void make_drawn_calls(const std::vector<DrawnFamily>& families, int64_t usual_count) {
+inline void make_random_calls(const std::vector<RandomFamily>& families, int64_t usual_count) {
   std::vector<Kinds> kinds;
-  for (const DrawnFamily& family : families) kinds.push_back(family.kinds);
+  for (const RandomFamily& family : families) kinds.push_back(family.kinds);
   const bool tells = seed_is_given();
-  std::vector<uint64_t> seeds(size_t(number_of_draws(usual_count)));
+  std::vector<uint64_t> seeds(size_t(number_of_calls(usual_count)));
   for (size_t i = 0; i < seeds.size(); ++i) seeds[i] = first_seed() + i;
   (void)score_numbers_there();
   std::vector<std::string> problems(seeds.size());

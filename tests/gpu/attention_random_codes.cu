@@ -1,6 +1,6 @@
-// Calls of attention() that are drawn at random, as in attention_drawn.cu: keys and values of 8 and 4 bits, and with
+// Random calls of attention(), as in attention_random.cu: keys and values of 8 and 4 bits, and with
 // scales.
-#include "support/drawn_attention.cuh"
+#include "support/random_attention.cuh"
 
 using namespace test;
 
@@ -12,11 +12,11 @@ using k::float8_e5m2;
 using k::half;
 
 template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
-DrawnFamily family(const char* name) {
-  return drawn_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
+RandomFamily family(const char* name) {
+  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
 }
 
-std::vector<DrawnFamily> families() {
+std::vector<RandomFamily> families() {
   return {
       family<256, Place::dense, half, half, KvTypes<int8_t, int8_t, float>, MapsInWindow, kWorkspace>("int8"),
       family<128, Place::paged, bfloat16, bfloat16, KvTypes<k::Int4, k::Int4, half>, RangesInWindow>("int4"),
@@ -31,4 +31,4 @@ std::vector<DrawnFamily> families() {
 
 }  // namespace
 
-TEST_CASE("attention: calls that are drawn, of codes and scales") { make_drawn_calls(families(), 400); }
+TEST_CASE("attention: random calls with codes and scales") { make_random_calls(families(), 400); }

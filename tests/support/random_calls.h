@@ -1,9 +1,9 @@
-// Drawn calls: tests that draw whole calls at random, each from a seed of its own, and check them like any other.
+// Random calls: tests that draw whole calls at random, each from a seed of its own, and check them like any other.
 //
-// KERNELS_DRAWS=n in the environment makes n calls of each kind, KERNELS_SEED=s begins with seed s instead of 1.
-// Without them the calls are the same every time. A failure names its seed: KERNELS_SEED=that KERNELS_DRAWS=1 makes
-// this call alone. If a seed is given, each call is named before it is made, so that one that hangs or ends the program
-// is known.
+// KERNELS_RANDOM_CALLS=n in the environment makes n calls of each kind, KERNELS_SEED=s begins with seed s instead of 1.
+// Without them the calls are the same every time. A failure names its seed: KERNELS_SEED=that KERNELS_RANDOM_CALLS=1
+// makes this call alone. If a seed is given, each call is named before it is made, so that one that hangs or ends the
+// program is known.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ inline bool seed_is_given() {
 }
 inline uint64_t first_seed() { return uint64_t(number_from("KERNELS_SEED", 1)); }
 // How many calls: `usual` ones, fewer where tests are shortened.
-inline int64_t number_of_draws(int64_t usual) {
-  return number_from("KERNELS_DRAWS", (usual + one_of() - 1) / one_of());
+inline int64_t number_of_calls(int64_t usual) {
+  return number_from("KERNELS_RANDOM_CALLS", (usual + one_of() - 1) / one_of());
 }
 
 // draw(seed) gives something with describe(); run(drawn) says what was wrong with it, or "".
 template <class Draw, class Run>
-void each_draw(int64_t usual, const Draw& draw, const Run& run) {
+void each_random_call(int64_t usual, const Draw& draw, const Run& run) {
   const uint64_t first = first_seed();
-  const int64_t count = number_of_draws(usual);
+  const int64_t count = number_of_calls(usual);
   int64_t wrong = 0, reported = 0;
   for (int64_t i = 0; i < count; ++i) {
     const auto drawn = draw(first + uint64_t(i));
