@@ -266,9 +266,9 @@ struct Precision {
   double of_weights() const {
     return weights == DType::f16 ? 0x1p-11 : weights == DType::bf16 ? 0x1p-8 : weights == DType::e4m3 ? 0x1p-4 : 0;
   }
-  // What is smaller may become 0. With e4m3 the largest of a row is 32 at least.
+  // What is smaller may become 0, in float as well. With e4m3 the largest of a row is 32 at least.
   double least_weight() const {
-    return std::max(least, weights == DType::f16 ? 0x1p-25 : weights == DType::e4m3 ? 0x1p-15 : 0);
+    return std::max(std::max(least, 0x1p-120), weights == DType::f16 ? 0x1p-25 : weights == DType::e4m3 ? 0x1p-15 : 0);
   }
   double units(int64_t terms) const { return tensor ? double(terms) / 8 : 0; }
 };

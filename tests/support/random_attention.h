@@ -291,7 +291,8 @@ class Drawer {
     }
     const int64_t most = c.q_lens.empty() ? 5 : c.most_queries();
     d_.q_len = most;
-    if (c.ragged_q && one_in(3)) d_.q_len += r_.below(40);
+    // Without any rows, queries and results may be so near each other that a row of either would reach the other.
+    if (c.ragged_q && d_.rows() > 0 && one_in(3)) d_.q_len += r_.below(40);
     if (k_.decodes) d_.q_len = std::min<int64_t>(d_.q_len, 32);
     if (c.ragged_q && one_in(2)) d_.tokens = std::max<int64_t>(1, d_.rows()) + (one_in(2) ? 0 : r_.below(100));
   }
@@ -319,7 +320,8 @@ class Drawer {
     const bool may_be_in_place =
         k_.in_place && c.dim == c.value_dim() && c.dim <= (k_.of_float ? 128 : 256) && d_.rows() > 0;
     d_.in_place = may_be_in_place && one_in(4);
-    if (k_.heads && d_.rows() > 0 && !d_.in_place) {
+    // A single row of a ragged batch, of which the host knows no number, has room for no second one in some orders.
+    if (k_.heads && d_.rows() > int64_t(c.ragged_q) && !d_.in_place) {
       if (one_in(2)) d_.query_order = int(r_.below(6));
       if (one_in(2)) d_.result_order = int(r_.below(6));
     }
