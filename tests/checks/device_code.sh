@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# device_code.sh NVCC ARGUMENTS...: a compile command of CMake without the host's half of it, for what is measured and not linked. A
+# device_code.sh COMPILER ARGUMENTS...: a compile command of CMake without the host's half of it, for what is measured and not linked. A
 # launcher of the compiler.
 set -euo pipefail
 arguments=("$@")
