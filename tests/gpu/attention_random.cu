@@ -1,4 +1,4 @@
-// Random calls of attention(): all that a caller may combine, in combination. support/random_calls.h says how one of
+// Random calls of attention(): all that a caller may combine, in combination. support/random_calls.cuh says how one of
 // them is made again; attention_random_codes.cu has keys and values of 8 and 4 bits.
 #include "support/random_attention.cuh"
 
@@ -8,11 +8,6 @@ namespace {
 
 using k::bfloat16;
 using k::half;
-
-template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
-RandomFamily family(const char* name) {
-  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
-}
 
 // Layouts, scores and sizes of heads, each with several of the others.
 std::vector<RandomFamily> families() {
@@ -32,4 +27,4 @@ std::vector<RandomFamily> families() {
 
 }  // namespace
 
-TEST_CASE("attention: random calls") { make_random_calls(families(), 600); }
+TEST_CASE("attention: random calls") { random_attention(families(), 600); }

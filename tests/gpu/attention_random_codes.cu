@@ -1,5 +1,4 @@
-// Random calls of attention(), as in attention_random.cu: keys and values of 8 and 4 bits, and with
-// scales.
+// Random calls of attention(), as in attention_random.cu: keys and values of 8 and 4 bits, and with scales.
 #include "support/random_attention.cuh"
 
 using namespace test;
@@ -10,11 +9,6 @@ using k::bfloat16;
 using k::float8_e4m3;
 using k::float8_e5m2;
 using k::half;
-
-template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
-RandomFamily family(const char* name) {
-  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>>(name);
-}
 
 std::vector<RandomFamily> families() {
   return {
@@ -31,4 +25,4 @@ std::vector<RandomFamily> families() {
 
 }  // namespace
 
-TEST_CASE("attention: random calls with codes and scales") { make_random_calls(families(), 400); }
+TEST_CASE("attention: random calls with codes and scales") { random_attention(families(), 400); }

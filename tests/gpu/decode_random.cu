@@ -1,5 +1,5 @@
-// Random calls of decode(): all that a caller may combine, in combination. support/random_calls.h says how one of them
-// is made again.
+// Random calls of decode(): all that a caller may combine, in combination. support/random_calls.cuh says how one of
+// them is made again.
 #include "support/random_attention.cuh"
 
 using namespace test;
@@ -13,7 +13,7 @@ using k::half;
 
 template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
 RandomFamily family(const char* name) {
-  return random_family<Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>>(name);
+  return test::family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>(name);
 }
 
 std::vector<RandomFamily> families() {
@@ -36,4 +36,4 @@ std::vector<RandomFamily> families() {
 
 }  // namespace
 
-TEST_CASE("decode: random calls") { make_random_calls(families(), 600); }
+TEST_CASE("decode: random calls") { random_attention(families(), 600); }

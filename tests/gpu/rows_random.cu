@@ -1,4 +1,4 @@
-// Random calls of row operations (support/random_calls.h): shapes, strides, alignment, residuals, dropout, quantizing
+// Random calls of row operations (support/random_calls.cuh): shapes, strides, alignment, residuals, dropout, quantizing
 // sinks and policies, each combined with the others.
 #include <kernels/dropout.h>
 #include <kernels/quantize.h>

@@ -7,11 +7,9 @@
 // - that what is to be refused is refused for that reason, with nothing written.
 #pragma once
 
-#include <mutex>
-
 #include "gpu_decode.cuh"
 #include "random_attention.h"
-#include "random_calls.h"
+#include "random_calls.cuh"
 
 namespace test {
 
@@ -494,6 +492,7 @@ class RandomCall {
     }
     return intact && data_.lse.intact();
   }
+
   // ---- checks
 
   bool says(Refused refused, const k::Status& status) {
@@ -621,55 +620,35 @@ class RandomCall {
   const Stream stream_;
 };
 
-// ---- many -----------------------------------------------------------------------------------------------------------
+// ---- many calls, several at the same time ---------------------------------------------------------------------------
 
 struct RandomFamily {
   Kinds kinds;
   void (*make)(Tally&, const Drawn&);
 };
-template <class F>
-RandomFamily random_family(const char* name) {
+template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+RandomFamily family(const char* name) {
+  using F = Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>;
   return {kinds_of<F>(name), [](Tally& t, const Drawn& d) { RandomCall<F>(t, d).run(); }};
 }
 
-// As many calls as are asked for, several at the same time.
-inline void make_random_calls(const std::vector<RandomFamily>& families, int64_t usual_count) {
+inline void random_attention(const std::vector<RandomFamily>& families, int64_t usual) {
   std::vector<Kinds> kinds;
-  for (const RandomFamily& family : families) kinds.push_back(family.kinds);
-  const bool tells = seed_is_given();
-  std::vector<uint64_t> seeds(size_t(number_of_calls(usual_count)));
-  for (size_t i = 0; i < seeds.size(); ++i) seeds[i] = first_seed() + i;
+  for (const RandomFamily& one : families) kinds.push_back(one.kinds);
   (void)score_numbers_there();
-  std::vector<std::string> problems(seeds.size());
-  std::atomic<bool> device_failed{false};
   std::atomic<int64_t> checked{0};
-  std::mutex telling;
-  const auto tell = [&](const std::string& text) {
-    const std::lock_guard<std::mutex> lock(telling);
-    std::printf("%s\n", text.c_str());
-    std::fflush(stdout);
-  };
-  in_parallel(seeds.size(), [&](size_t i) {
-    if (device_failed) return;
-    const Drawn d = draw(seeds[i], kinds);
-    if (tells) tell(d.describe());
-    Tally t;
-    try {
-      families[size_t(d.family)].make(t, d);
-      if (t.failed() > 0)
-        problems[i] = std::to_string(t.failed()) + " failures of " + std::to_string(t.checked()) + ": " + t.first();
-    } catch (const std::exception& error) {
-      // After a fault no call on the device works: this one, or one that was made at the same time, is at fault.
-      device_failed = true;
-      problems[i] = error.what();
-    }
-    checked += t.checked();
-    if (problems[i].empty()) return;
-    problems[i] = d.describe() + "\n  " + problems[i];
-    if (tells) tell(problems[i]);
-  });
-  report(problems);
-  CHECK((checked > 0 || seeds.empty()));
+  each_random_call(
+      usual, [&](uint64_t seed) { return draw(seed, kinds); },
+      [&](const Drawn& d) {
+        Tally t;
+        families[size_t(d.family)].make(t, d);
+        checked += t.checked();
+        return t.failed() == 0
+                   ? std::string()
+                   : std::to_string(t.failed()) + " failures of " + std::to_string(t.checked()) + ": " + t.first();
+      },
+      true);
+  CHECK((checked > 0 || number_of_calls(usual) == 0));
 }
 
 }  // namespace test

@@ -1,5 +1,5 @@
-// Random calls of attention() and decode(), of all that a caller may combine: draw() makes one from a
-// seed, describe() tells it in one line. random_attention.cuh makes the calls.
+// Random calls of attention() and decode(), of all that a caller may combine: draw() makes one from a seed, describe()
+// tells it in one line. random_attention.cuh makes the calls.
 #pragma once
 
 #include "attention.h"
@@ -31,7 +31,8 @@ struct Kinds {
 // ---- what is drawn --------------------------------------------------------------------------------------------------
 
 enum class Map { cap, alibi, bias, halved };
-// Where a table of numbers is read: element first + b * batch + head * of_head + query * of_query + key.
+// Where a table of numbers is read: element first + b * batch + h * head + i * query + key, for head h of query i
+// of sequence b.
 struct TableAt {
   int64_t first = 0, batch = 0, head = 0, query = 0;
 };
@@ -112,9 +113,9 @@ struct Drawn {
 
 inline std::string Drawn::describe() const {
   std::ostringstream out;
-  out << "seed " << seed << ", " << name << ", batch " << batch() << (c.ragged_q ? " ragged, " : ", ");
-  AttentionCase told = c;
-  out << told.describe().substr(0, told.describe().rfind(',')) << ", layout " << int(layout);
+  out << name << ", batch " << batch() << (c.ragged_q ? " ragged, " : ", ");
+  const std::string shape = c.describe();
+  out << shape.substr(0, shape.rfind(',')) << ", layout " << int(layout);  // without the threads of the CPU
   if (layout == Layout::paged_nhd || layout == Layout::paged_hnd) out << " of " << page;
   out << ", keys at " << key.shift << " + " << key.gap << ", values at " << value.shift << " + " << value.gap;
   if (column >= 0) out << ", latents from " << column;

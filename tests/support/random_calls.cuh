@@ -1,6 +1,6 @@
 // Random calls: tests that draw whole calls at random, each from a seed of its own, and check them like any other.
 //
-// KERNELS_RANDOM_CALLS=n in the environment makes n calls of each kind, KERNELS_SEED=s begins with seed s instead of 1.
+// KERNELS_RANDOM_CALLS=n in the environment makes n calls in each test, KERNELS_SEED=s begins with seed s instead of 1.
 // Without them the calls are the same every time. A failure names its seed: KERNELS_SEED=that KERNELS_RANDOM_CALLS=1
 // makes this call alone. If a seed is given, each call is named before it is made, so that one that hangs or ends the
 // program is known.
@@ -10,10 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <string>
+#include <vector>
 
-#include "catch.h"
-#include "shortened.h"
+#include "gpu.cuh"
 
 namespace test {
 
@@ -31,28 +32,42 @@ inline int64_t number_of_calls(int64_t usual) {
   return number_from("KERNELS_RANDOM_CALLS", (usual + one_of() - 1) / one_of());
 }
 
-// draw(seed) gives something with describe(); run(drawn) says what was wrong with it, or "".
+// draw(seed) gives something with describe(); run(drawn) says what was wrong with it, or "", and does not use Catch's
+// macros. side_by_side: several calls at the same time.
 template <class Draw, class Run>
-void each_random_call(int64_t usual, const Draw& draw, const Run& run) {
+void each_random_call(int64_t usual, const Draw& draw, const Run& run, bool side_by_side = false) {
   const uint64_t first = first_seed();
-  const int64_t count = number_of_calls(usual);
-  int64_t wrong = 0, reported = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto drawn = draw(first + uint64_t(i));
-    const std::string name = "KERNELS_SEED=" + std::to_string(first + uint64_t(i)) + ": " + drawn.describe();
-    if (seed_is_given()) std::fprintf(stderr, "%s\n", name.c_str());
-    std::string problem;
+  const bool tells = seed_is_given();
+  std::vector<std::string> problems(size_t(number_of_calls(usual)));
+  std::atomic<bool> stopped{false};
+  std::mutex telling;
+  const auto tell = [&](const std::string& text) {
+    if (!tells) return;
+    const std::lock_guard<std::mutex> lock(telling);
+    std::fprintf(stderr, "%s\n", text.c_str());
+  };
+  const auto make = [&](size_t i) {
+    if (stopped) return;
+    const auto drawn = draw(first + i);
+    const std::string name = "KERNELS_SEED=" + std::to_string(first + i) + ": " + drawn.describe();
+    tell(name);
     try {
-      problem = run(drawn);
+      problems[i] = run(drawn);
     } catch (const std::exception& error) {
-      FAIL(name << ": " << error.what());  // of no use to go on, if it was the GPU
+      // After a fault no call on the GPU works: this one, or one that was made at the same time, is at fault.
+      stopped = true;
+      problems[i] = error.what();
     }
-    if (problem.empty()) continue;
-    ++wrong;
-    if (++reported <= 16) FAIL_CHECK(name << ": " << problem);
+    if (problems[i].empty()) return;
+    problems[i] = name + ": " + problems[i];
+    tell(problems[i]);
+  };
+  if (side_by_side) {
+    in_parallel(problems.size(), make);
+  } else {
+    for (size_t i = 0; i < problems.size(); ++i) make(i);
   }
-  INFO(wrong << " of " << count << " wrong");
-  CHECK(wrong == 0);
+  report(problems);
 }
 
 }  // namespace test

@@ -1,8 +1,7 @@
-// Matrices of random calls (random_calls.h): where they lie, and their numbers, which follow from a seed.
+// Matrices of random calls (random_calls.cuh): where they lie, and their numbers, which follow from a seed.
 #pragma once
 
-#include "gpu.cuh"
-#include "random_calls.h"
+#include "random_calls.cuh"
 
 namespace test {
 

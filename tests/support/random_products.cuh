@@ -1,4 +1,4 @@
-// Random calls of matmul() (random_calls.h): what goes in, what stands behind the product, and how it is to run, each
+// Random calls of matmul() (random_calls.cuh): what goes in, what stands behind the product, and how it is to run, each
 // combined with the others. Types are given; everything else is drawn.
 #pragma once
 
