@@ -160,12 +160,22 @@ class Workspace {
 // ---- host
 // ------------------------------------------------------------------------------------------------------------
 
-// f(0) ... f(n - 1), on all cores. f must not use Catch's macros.
+inline bool& is_in_parallel() {
+  static thread_local bool is = false;
+  return is;
+}
+// f(0) ... f(n - 1), on all cores. f must not use Catch's macros. Within another in_parallel() on this thread alone.
 template <class F>
 void in_parallel(size_t n, F f) {
+  if (n < 2 || is_in_parallel()) {
+    for (size_t i = 0; i < n; ++i) f(i);
+    return;
+  }
   std::atomic<size_t> next{0};
   const auto work = [&] {
+    is_in_parallel() = true;
     for (size_t i; (i = next++) < n;) f(i);
+    is_in_parallel() = false;
   };
   std::vector<std::thread> threads;
   for (unsigned t = 1; t < std::thread::hardware_concurrency() && t < n; ++t) threads.emplace_back(work);
