@@ -1,5 +1,8 @@
-// Matrices of random calls (random_calls.cuh): where they lie, and their numbers, which follow from a seed.
+// Matrices of random calls (random_calls.cuh): where they lie, and their numbers, which follow from a seed. And their
+// activations.
 #pragma once
+
+#include <kernels/functor.h>
 
 #include "random_calls.cuh"
 
@@ -79,5 +82,26 @@ struct Cells : Guarded<T, DeviceMemory> {
   double value(int64_t row, int64_t col) const { return value_of(this->get(row, col)); }
   const T* at() const { return this->data(); }
 };
+
+// An activation that is known when the program runs: none, relu, silu or gelu.
+struct DrawnActivation : k::Elementwise<DrawnActivation> {
+  int kind;
+  explicit DrawnActivation(int which) : kind(which) {}
+  KERNELS_HD float operator()(float x) const {
+    switch (kind) {
+      case 1:
+        return x < 0.f ? 0.f : x;
+      case 2:
+        return x * k::sigmoid(x);
+      case 3:
+        return k::GeluTanh{}(x);
+      default:
+        return x;
+    }
+  }
+};
+inline Real<> activated(int kind, Real<> x) {
+  return kind == 1 ? relu(x) : kind == 2 ? silu(x) : kind == 3 ? gelu(x) : x;
+}
 
 }  // namespace test

@@ -59,7 +59,7 @@ struct Drawn {
       out << " to";
       for (const int32_t at : offsets) out << " " << at;
     }
-    for (const int64_t p : parts) out << ", part " << p;
+    for (size_t i = 0; parts.size() > 1 && i < parts.size(); ++i) out << ", part " << parts[i];
     if (kind.turned) out << ", heads " << head_dim << "/" << rotary;
     out << ", x " << x.kind << "/" << x.more << (one_row ? " one row" : "") << ", w " << w[0].kind << "/" << w[0].more
         << " " << w[1].kind << "/" << w[1].more << ", y " << y[0].kind << "/" << y[0].more << ", scales "
@@ -129,7 +129,7 @@ inline Drawn draw_product(const Operands& kind, uint64_t seed) {
   if (kind.parts > 1) d.n = d.parts[0] + d.parts[1] + d.parts[2];
 
   d.rows = d.m;
-  if (kind.groups && !kind.turned && chance(random, 30) && d.m > 0) {
+  if (kind.groups && chance(random, 30) && d.m > 0) {
     d.count = chance(random, 10) ? 1 : 1 + random.below(chance(random, 15) ? 40 : 7);
     while (d.count > 1 && d.count * d.n * d.k > 4000000) --d.count;
     if (chance(random, 70)) {
@@ -243,7 +243,7 @@ struct NormedX : X {
   }
 };
 
-// In an order, some of -1.
+// In an order of slots, top_k for each row; -1 stands for row 0.
 template <class T, class U>
 struct GatheredX {
   static constexpr int rounded = PlainX<T, U>::rounded;
@@ -251,14 +251,15 @@ struct GatheredX {
   Cells<T> x;
   Cells<int32_t> order;
   GatheredX(const Drawn& d, int64_t first)
-      : top_k(1 + int64_t(d.seed % 3)),
+      : top_k(top_k_of(d)),
         x(d.seed + 1, Values::normal, rows(d), d.k, d.one_row ? 0 : d.x.ld<T>(d.k), d.x.shift<T>()),
         order([&](int64_t, int64_t c) { return slot(d, c + first); }, 1, d.rows, d.rows, 0, 0) {}
-  static int64_t rows(const Drawn& d) { return d.all_rows / (1 + int64_t(d.seed % 3)) + 1; }
+  static int64_t top_k_of(const Drawn& d) { return 1 + int64_t(d.seed % 3); }
+  static int64_t rows(const Drawn& d) { return d.all_rows / top_k_of(d) + 1; }
   static int32_t slot(const Drawn& d, int64_t r) {
     const uint64_t bits = cell_bits(d.seed + 3, r, 0);
     if (bits % 50 == 0) return -1;
-    return int32_t(bits / 64 % uint64_t(rows(d) * (1 + int64_t(d.seed % 3))));
+    return int32_t(bits / 64 % uint64_t(rows(d) * top_k_of(d)));
   }
   auto source() const { return k::gathered(k::load(x.at(), x.ld()), order.at(), top_k); }
   const Cells<T>& cells() const { return x; }
@@ -273,7 +274,7 @@ struct GatheredX {
 // Each row several times.
 template <class T, class U>
 struct RepeatedX {
-  static constexpr int rounded = 0;  // not on the gemv path
+  static constexpr int rounded = 0;  // weights of each token take the gemv path, which rounds nothing
   int64_t times;
   Cells<T> x;
   RepeatedX(const Drawn& d, int64_t first)
@@ -419,7 +420,7 @@ struct PowersW {
   }
 };
 
-// The weights of a call: value(matrix, token, output, column).
+// The weights of a call: value(matrix, group, token, output, column).
 template <class W>
 struct Single {
   static constexpr int matrices = 1, rounded = W::rounded;
@@ -499,27 +500,6 @@ struct OfExperts {
 // ---- results --------------------------------------------------------------------------------------------------------
 // sink(), and want(r, c, sum), where sum(matrix, column) are the sums of row r.
 
-// An activation that is known when the program runs.
-struct AnyActivation : k::Elementwise<AnyActivation> {
-  int kind;
-  explicit AnyActivation(int which) : kind(which) {}
-  KERNELS_HD float operator()(float x) const {
-    switch (kind) {
-      case 1:
-        return x < 0.f ? 0.f : x;
-      case 2:
-        return x * k::sigmoid(x);
-      case 3:
-        return k::GeluTanh{}(x);
-      default:
-        return x;
-    }
-  }
-};
-inline Real<> activated(int kind, Real<> x) {
-  return kind == 1 ? relu(x) : kind == 2 ? silu(x) : kind == 3 ? gelu(x) : x;
-}
-
 template <class T>
 struct Results {
   const Drawn& d;
@@ -563,7 +543,7 @@ struct Biased : Results<T> {
         d.n, (which + int64_t(d.seed)) % 2, 0);
   }
   auto sink() const {
-    return k::bias(bias.at()) | AnyActivation(this->d.activation) | k::store(this->data(), this->ld());
+    return k::bias(bias.at()) | DrawnActivation(this->d.activation) | k::store(this->data(), this->ld());
   }
   template <class Sum>
   Real<> want(int64_t, int64_t c, const Sum& sum) const {
@@ -588,7 +568,7 @@ struct Residual : Results<T> {
   }
   auto sink() const {
     const T* p = this->d.elsewhere ? residual.at() : this->data();
-    return k::bias(bias.at()) | AnyActivation(this->d.activation) |
+    return k::bias(bias.at()) | DrawnActivation(this->d.activation) |
            k::add(k::load(p, this->d.elsewhere ? residual.ld() : this->ld())) | k::store(this->data(), this->ld());
   }
   template <class Sum>
@@ -603,7 +583,7 @@ struct Joined : Results<T> {
   explicit Joined(const Drawn& d, int64_t = 0)
       : Results<T>(d, 1), of_gate(Biased<T>::bias_of(d, 0)), of_up(Biased<T>::bias_of(d, 1)) {}
   auto sink() const {
-    return k::glu(AnyActivation(this->d.activation)).of(k::bias(of_gate.at()), k::bias(of_up.at())) |
+    return k::glu(DrawnActivation(this->d.activation)).of(k::bias(of_gate.at()), k::bias(of_up.at())) |
            k::store(this->data(), this->ld());
   }
   template <class Sum>
@@ -811,7 +791,7 @@ class RandomCall {
     if (tile) return "";
     if (p.path == Path::automatic) return reason;
     if (d.kind.by_token) return p.path == Path::gemv ? reason : "";
-    if (p.path == Path::gemm || p.path == Path::simt) return (p.path == Path::simt) == d.kind.floats ? reason : "";
+    if (p.path == Path::gemm || p.path == Path::simt) return reason;
     if (p.batch_invariant || d.several()) return "";
     return p.path == Path::gemv ? reason : "";  // skinny: alignment and sizes
   }
