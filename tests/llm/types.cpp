@@ -62,21 +62,21 @@ std::string mixed(const std::vector<golden::Tensor>& tensors, const std::map<std
 }  // namespace
 
 TEST_CASE("activations have the type that is asked for or stored, and bf16 with weights of fp32") {
-  const auto first = [](int wanted, const std::vector<std::pair<Type, int64_t>>& matrices) {
+  const auto chosen = [](int wanted, const std::vector<std::pair<Type, int64_t>>& matrices) {
     return llm::activation_type(wanted, some(matrices));
   };
-  CHECK(first(-1, {{Type::f32, 9}}) == Type::bf16);
-  CHECK(first(-1, {{Type::f16, 9}}) == Type::f16);
-  CHECK(first(-1, {{Type::bf16, 9}}) == Type::bf16);
-  CHECK(first(-1, {{Type::f32, 9}, {Type::f16, 1}}) == Type::f16);
-  CHECK(first(-1, {{Type::bf16, 1}, {Type::f16, 9}}) == Type::f16);
-  CHECK(first(-1, {{Type::bf16, 9}, {Type::f16, 1}}) == Type::bf16);
+  CHECK(chosen(-1, {{Type::f32, 9}}) == Type::bf16);
+  CHECK(chosen(-1, {{Type::f16, 9}}) == Type::f16);
+  CHECK(chosen(-1, {{Type::bf16, 9}}) == Type::bf16);
+  CHECK(chosen(-1, {{Type::f32, 9}, {Type::f16, 1}}) == Type::f16);
+  CHECK(chosen(-1, {{Type::bf16, 1}, {Type::f16, 9}}) == Type::f16);
+  CHECK(chosen(-1, {{Type::bf16, 9}, {Type::f16, 1}}) == Type::bf16);
   for (const Type codes : {Type::f32, Type::f8, Type::i8, Type::i4}) {
-    CHECK(first(int(codes), {{Type::f32, 9}}) == Type::bf16);
-    CHECK(first(int(codes), {{Type::f16, 9}}) == Type::f16);
+    CHECK(chosen(int(codes), {{Type::f32, 9}}) == Type::bf16);
+    CHECK(chosen(int(codes), {{Type::f16, 9}}) == Type::f16);
   }
-  CHECK(first(int(Type::bf16), {{Type::f16, 9}}) == Type::bf16);
-  CHECK(first(int(Type::f16), {{Type::bf16, 9}}) == Type::f16);
+  CHECK(chosen(int(Type::bf16), {{Type::f16, 9}}) == Type::bf16);
+  CHECK(chosen(int(Type::f16), {{Type::bf16, 9}}) == Type::f16);
 }
 
 TEST_CASE("weights of a type that a device does not have become one that it has") {
