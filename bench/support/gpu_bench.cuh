@@ -149,7 +149,7 @@ inline double clock_mhz() {
 
 // Waits until the clock is as high again as it has been: a case must not pay for what the one before has left of the
 // power limit (half, 4096^3 behind 8192^3: 222 us instead of 191). At most 200 ms.
-inline void rest() {
+inline void await_clock() {
   constexpr auto kPause = std::chrono::milliseconds(5);
   static double highest = 0;
   for (int i = 0; i < 40; ++i) {
@@ -199,7 +199,7 @@ inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
   }
   BENCH_CHECK(cudaStreamEndCapture(stream, &graph));
   BENCH_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  rest();
+  await_clock();
   // All replays are queued at once: between two events lies one graph, and no wait for the host.
   std::vector<cudaEvent_t> events(replays + kWarmups + 1);
   for (cudaEvent_t& event : events) BENCH_CHECK(cudaEventCreate(&event));

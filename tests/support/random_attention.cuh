@@ -1,7 +1,7 @@
 // Makes the calls that random_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is
 // right it is checked
 //
-// - that nothing is written but results, logsumexps and the workspace,
+// - that nothing is written around results, logsumexps and the workspace, nor to the queries,
 // - that the same call gives the same bits: in a workspace that holds something else, without logsumexps, in a graph,
 // - that a sequence has the same bits alone, where docs/attention.md says so,
 // - that what is to be refused is refused for that reason, with nothing written.
