@@ -147,19 +147,6 @@ inline double clock_mhz() {
   return driver.clock != nullptr && driver.clock(driver.device, kMultiprocessors, &mhz) == 0 ? double(mhz) : 0.0;
 }
 
-// Waits until the clock is as high again as it has been: a case must not pay for what the one before has left of the
-// power limit (half, 4096^3 behind 8192^3: 222 us instead of 191). At most 200 ms.
-inline void await_clock() {
-  constexpr auto kPause = std::chrono::milliseconds(5);
-  static double highest = 0;
-  for (int i = 0; i < 40; ++i) {
-    const double clock = clock_mhz();
-    highest = std::max(highest, clock);
-    if (clock >= 0.99 * highest) return;
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
 // Median microseconds of one call, and how far from it the replays lie: the median distance, over the median. clock:
 // the median of those that were sampled while the replays ran, 0 if unknown; dropped: replays that do not count, as the
 // clock was below kHeldBack of that.
@@ -183,7 +170,12 @@ inline void put(benchmark::State& state, const Timing& time) {
 
 // `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
 // The graph holds at least `calls` calls, so that its launch is not what is timed.
-inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& call, int calls = 20, int replays = 15) {
+//
+// pauses: what draws more power than the GPU may, products of many tokens, would be measured at whatever clock is left
+// (bench_matmul on one H200, CUDA 13.0, 2026-11: bfloat16, 4096^3, 183 to 209 us). So behind each replay, and one ahead
+// of it that does not count, the GPU rests.
+inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& call, int calls = 20, int replays = 15,
+                      bool pauses = false) {
   cudaStream_t stream;
   BENCH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   BENCH_CHECK(cudaDeviceSynchronize());
@@ -199,29 +191,36 @@ inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
   }
   BENCH_CHECK(cudaStreamEndCapture(stream, &graph));
   BENCH_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  await_clock();
-  // All replays are queued at once: between two events lies one graph, and no wait for the host.
   std::vector<cudaEvent_t> events(replays + kWarmups + 1);
   for (cudaEvent_t& event : events) BENCH_CHECK(cudaEventCreate(&event));
-  BENCH_CHECK(cudaEventRecord(events[0], stream));
-  for (size_t i = 1; i < events.size(); ++i) {
+  const auto replay = [&](cudaEvent_t end) {
     BENCH_CHECK(cudaGraphLaunch(exec, stream));
-    BENCH_CHECK(cudaEventRecord(events[i], stream));
+    BENCH_CHECK(cudaEventRecord(end, stream));
+  };
+  const auto elapsed = [&](size_t i) {
+    float ms = 0;
+    BENCH_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+    return ms * 1e3;
+  };
+  // Without pauses all replays are queued at once: between two events lies one graph, and no wait for the host. The
+  // clock of each is asked for as it begins.
+  std::vector<double> clocks, all;
+  if (!pauses) {
+    BENCH_CHECK(cudaEventRecord(events[0], stream));
+    for (size_t i = 1; i < events.size(); ++i) replay(events[i]);
   }
-  // While they run, the clock of each is asked for as it begins.
-  std::vector<double> clocks;
-  for (size_t i = kWarmups; i + 1 < events.size(); ++i) {
+  for (size_t i = pauses ? 0 : kWarmups; i + 1 < events.size(); ++i) {
+    if (pauses) replay(events[i]), replay(events[i + 1]);
     BENCH_CHECK(cudaEventSynchronize(events[i]));
     clocks.push_back(clock_mhz());
+    BENCH_CHECK(cudaEventSynchronize(events[i + 1]));
+    all.push_back(elapsed(i));
+    if (pauses) std::this_thread::sleep_for(std::chrono::microseconds(int64_t(8 * all.back())));
   }
-  BENCH_CHECK(cudaStreamSynchronize(stream));
   const double clock = median(clocks);
   std::vector<double> times;
   for (size_t i = 0; i < clocks.size(); ++i) {
-    if (clocks[i] < kHeldBack * clock) continue;
-    float ms = 0;
-    BENCH_CHECK(cudaEventElapsedTime(&ms, events[i + kWarmups], events[i + kWarmups + 1]));
-    times.push_back(ms * 1e3 / (rounds * sets));
+    if (clocks[i] >= kHeldBack * clock) times.push_back(all[i] / (rounds * sets));
   }
   for (cudaEvent_t event : events) BENCH_CHECK(cudaEventDestroy(event));
   BENCH_CHECK(cudaGraphExecDestroy(exec));
