@@ -323,6 +323,7 @@ class RandomRowsCall {
         return true;
       };
       const bool equal = same(kept, other.kept) && (!d.statistics || !Op::has_rstd || same(rstd, other.rstd)) &&
+                         (!d.statistics || !Op::has_mean || same(mean, other.mean)) &&
                          (writes_x() ? same(x, other.x) : same(y, other.y)) &&
                          (kEnds == Ends::store || same(scales, other.scales));
       if (equal) continue;

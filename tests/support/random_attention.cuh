@@ -449,7 +449,7 @@ class RandomCall {
     const k::Exec ex = exec();
     const k::Attention options = this->options(how);
     const size_t bytes = workspace_bytes(ex, shape, options) + size_t(d_.room);
-    const Scratch memory(bytes + 16, how.fill);
+    const Scratch memory(bytes + (refused == Refused::odd_workspace ? 8 : 0), how.fill);
     k::Workspace workspace{memory.data(), bytes};
     if (refused == Refused::small_workspace) workspace.bytes -= size_t(d_.room) + 1;
     if (refused == Refused::odd_workspace) workspace.ptr = memory.data() + 8;

@@ -46,7 +46,6 @@ class Gpu : public Device {
     for (const Calls& unit : units) {
       if (calls_.rows == nullptr || unit.rows->activations == activations) calls_ = unit;
     }
-    if (calls_.rows == nullptr) throw Error("no 16-bit type is compiled in (set by -DKERNELS_LLM_WEIGHTS)");
     if (!on("LLM_WALK")) std::fill_n(calls_.walk, kTypes, nullptr);
   }
   ~Gpu() override {
