@@ -28,7 +28,7 @@ ROWS = r"x(128|1024|4096|8192|32768)/"
 PROGRAMS = {
     "ceilings": (4, 4, ""), "softmax": (8, 25, "^softmax/fp16/49152" + ROWS), "layernorm": (8, 20, "^layernorm(_residual)?/fp16/49152" + ROWS), "rmsnorm": (6, 15, "^rmsnorm/fp16/49152" + ROWS),
     "elementwise": (4, 15, r"(gelu|swiglu)/fp16/16384x|embed_rmsnorm/"), "matmul": (14, 190, r"1x4096x4096/|1x14336x4096/|16x14336x4096/|4096x4096x4096/"),
-    "matmul_in_eight": (6, 40, r"(e4m3|int8)/4096x14336x4096/"),
+    "matmul_in_eight": (10, 90, r"(e4m3|int8)/4096x14336x4096/"),
     "decode": (8, 32, r"^decode/fp16/.*x(4096|131072),32/8,dense"), "prefill": (8, 30, r"bf16/d128x16x(512|2048|8192)/"), "step": (4, 12, r"/(1x120|8x1000|512x0)/(read|kernels)"),
     "sampling": (5, 12, r"fp32/\d+x128256/"),
     "router": (4, 8, r"/(1|1024)x"), "norm_heads": (4, 6, r"/(1|1024)x"), "host_cost": (5, 8, ""),
