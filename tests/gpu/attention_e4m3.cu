@@ -63,7 +63,7 @@ void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout lay
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < c.heads; ++h) {
       const float a = one_lse.get(r, h), b = other_lse.get(r, h);
-      // Sums of products of 8 bits keep 2^-12 of what is added, which is some 7 here.
+      // Twice what sums of products of 8 bits may lose: 2^-12 of what is added, which is some 7 here.
       t.expect(a == b || std::fabs(a - b) <= 4e-3f, "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r),
                int(h), a, b);
     }

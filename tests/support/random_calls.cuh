@@ -29,7 +29,7 @@ inline bool seed_is_given() {
 inline uint64_t first_seed() { return uint64_t(number_from("KERNELS_SEED", 1)); }
 // How many calls: `usual` ones, fewer where tests are shortened.
 inline int64_t number_of_calls(int64_t usual) {
-  return number_from("KERNELS_RANDOM_CALLS", (usual + one_of() - 1) / one_of());
+  return std::max<int64_t>(1, number_from("KERNELS_RANDOM_CALLS", (usual + one_of() - 1) / one_of()));
 }
 
 // draw(seed) gives something with describe(); run(drawn) says what was wrong with it, or "", and does not use Catch's
