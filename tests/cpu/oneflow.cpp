@@ -42,8 +42,7 @@ struct Cpu {
 template <class F>
 void in_every_type(F f) {
   flow::misaligned() = 0;
-  f(k::half{});
-  f(k::bfloat16{});
+  f(k::half{});  // those of bfloat16 are compiled for the GPU
   f(float{});
   f(double{});
   CHECK(flow::misaligned() == 0);
