@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning behind nothing but what it includes itself, twice included,
 # as C++17; all together do so as C++17 and 20, for each instruction set, with and without the CUDA headers. With nvcc these are the .cuh
-# files and the doors of the CPU, which a .cu file may include too, otherwise the .h files.
+# files and the doors of the CPU, which a .cu file may include too, all together as C++20; otherwise the .h files.
 set -euo pipefail
 compiler=$1 include_dir=$2
 
