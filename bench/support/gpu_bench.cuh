@@ -209,7 +209,7 @@ inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
     BENCH_CHECK(cudaEventRecord(events[0], stream));
     for (size_t i = 1; i < events.size(); ++i) replay(events[i]);
   }
-  for (size_t i = pauses ? 0 : kWarmups; i + 1 < events.size(); ++i) {
+  for (size_t i = kWarmups; i + 1 < events.size(); ++i) {
     if (pauses) replay(events[i]), replay(events[i + 1]);
     BENCH_CHECK(cudaEventSynchronize(events[i]));
     clocks.push_back(clock_mhz());
