@@ -181,8 +181,9 @@ constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_b
 // With few tokens the weights decide: 64 x 14336 x 4096 takes 34.0 in turns, and 31.7 in tiles of 64 x 128.
 // Rejected: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377), two groups that
 // share a tile of 192 x 256 (671, 1,408) or 128 x 256 (688, 1,498). Tokens as the rows of the mma in tiles of 128 x
-// 256, which read a sixth less shared memory: level (4096^3 182 us), so that is not what bounds them. A tile of 128 x
-// 256 takes 41.5 us for 4096 columns and 4.2 besides; cuBLAS, also with 41.5, about 1.4 (4096^3 172 us).
+// 256, which read a sixth less shared memory: level (4096^3 182 us), so that is not what bounds them. With pauses
+// between calls (ad hoc benchmark) a tile of 128 x 256 takes 41.5 us for 4096 columns and 4.2 besides; cuBLAS, also
+// with 41.5, about 1.4 (4096^3 172 us).
 constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double weight_bytes,
                                    double copied_bytes, int memory_gbs) {
   const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),

@@ -2,8 +2,7 @@
 //
 //   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...   item: one sequence, one KV head
 //             [----+---------] [------+------] [-+-------+---] [------+------]
-//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...       equal shares, across item
-//   boundaries
+//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...       equal shares, across items
 //                  \____________________ a split item: blocks store (m, l, o) in the workspace, the last one merges
 //
 //   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has its own softmax state and output;
