@@ -204,7 +204,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
   }
 }
 // TMA: copies a box from shared memory to a tensor, clipped at its bounds. Called by one thread of a warp, which then
-// commits its stores, and may wait until they have read the shared memory.
+// commits its stores, and may wait until all but the last kLeft commits have read the shared memory.
 __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, int w, uint32_t from) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -222,8 +222,9 @@ __device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) 
 __device__ __forceinline__ void stored_boxes_commit() {
   if constexpr (kClusters) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+template <int kLeft = 0>
 __device__ __forceinline__ void stored_boxes_wait() {
-  if constexpr (kClusters) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  if constexpr (kClusters) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 // Prefetches a box into L2.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z, int w) {
@@ -612,6 +613,14 @@ __device__ __forceinline__ void pin(T (&d)[N][4]) {
 __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&fragments)[4]) {
   if constexpr (kCompiledFor >= 90) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(fragments[0]),
+                 "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])
+                 : "memory");
+  }
+}
+// The same with each 8 x 8 part of the tile transposed: lane i holds the address of row i % 8 of part i / 8.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t to, const uint32_t (&fragments)[4]) {
+  if constexpr (kCompiledFor >= 90) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(fragments[0]),
                  "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])
                  : "memory");
   }

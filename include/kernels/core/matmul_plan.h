@@ -62,6 +62,7 @@ struct MatmulPlan : MatmulPolicy {
   int splits = 1;                       // split-K: blocks that share a tile of the gemm path
   bool weights_copied = false;          // to shared memory as they are stored, several steps ahead
   bool in_eight = false;                // x and w are multiplied as 8-bit codes
+  bool results_by_tma = false;          // from shared memory, while the next tile is multiplied
   const char* why_not = "";             // why this is not the fastest path for this M, or ""
 };
 

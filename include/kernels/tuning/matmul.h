@@ -153,8 +153,9 @@ constexpr double us_of_reading(double weight_bytes, int memory_gbs) {
   return weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
 }
 enum class InputsBy { tma_unit, copies_of_threads, functors };
+enum class Results { in_boxes, in_packs, one_by_one };
 constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_blocks, InputsBy by, double longer,
-                             bool narrow, int tokens, int rows, double weight_bytes, double copied_bytes,
+                             Results leave, int tokens, int rows, double weight_bytes, double copied_bytes,
                              int memory_gbs) {
   const double size = tokens * rows / 8192.,
                products = longer * (rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size),
@@ -167,9 +168,10 @@ constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_b
                                          : waves > 1 ? 14e6
                                                      : 19e6),
                longest = working > reading ? working : reading, others = sharers - 1;
-  const double each = (rows == 64 ? 3.5 : 3.9) + (narrow ? 2.5 * size : 0) + (sharers > 1 ? 0.6 : 0) + others * 0.11 +
-                      others / sharers * 1.3 * size;
-  return (longest > copying ? longest : copying) + waves * each;
+  const double each = (rows == 64 ? 3.5 : 3.9) + (leave == Results::one_by_one ? 2.5 * size : 0) +
+                      (sharers > 1 ? 0.6 : 0) + others * 0.11 + others / sharers * 1.3 * size,
+               around = rows == 256 && leave == Results::in_boxes ? 2.3 + waves * 1.65 : waves * each;
+  return (longest > copying ? longest : copying) + around;
 }
 
 // cost_of_ping_pong: a persistent kernel whose groups of warps take turns at tiles of 128 rows, so that the work before
@@ -184,15 +186,18 @@ constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_b
 // 256, which read a sixth less shared memory: level (4096^3 182 us), so that is not what bounds them. With pauses
 // between calls (ad hoc benchmark) a tile of 128 x 256 takes 41.5 us for 4096 columns and 4.2 besides; cuBLAS, also
 // with 41.5, about 1.4 (4096^3 172 us).
-constexpr double cost_of_ping_pong(double waves, double steps, bool narrow, int tokens, double weight_bytes,
+constexpr double cost_of_ping_pong(double waves, double steps, Results leave, int tokens, double weight_bytes,
                                    double copied_bytes, int memory_gbs) {
   const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),
-               handing_over = (narrow ? 5.1 : 2.6) * size;
+               handing_over = (leave == Results::in_boxes   ? 0.8
+                               : leave == Results::in_packs ? 2.6
+                                                            : 5.1) *
+                              size;
   // A group cannot start its next tile before it has handed over its sums.
   const double each = products > handing_over ? products : (products + handing_over) / 2, working = waves * each,
                reading = us_of_reading(weight_bytes, memory_gbs), copying = copied_bytes / (waves > 1 ? 14e6 : 19e6),
                longest = working > reading ? working : reading;
-  return (longest > copying ? longest : copying) + 8;
+  return (longest > copying ? longest : copying) + (leave == Results::in_boxes ? 4 : 8);
 }
 
 // Operands of 8 bits. A step has twice as many columns. It takes as long as a 16-bit step if the tensor cores sum all

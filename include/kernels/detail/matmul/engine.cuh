@@ -627,8 +627,11 @@ class ProductEngine {
         128. / Body::kStep * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const int64_t filled = tiles_with_tokens<Body>(tokens);
     const double copied_bytes = double(filled) * steps * gemm_stage_bytes(tokens, Body::kRows);
+    const auto leave = cluster == 1 && in_boxes<Body>(tokens) ? tuning::Results::in_boxes
+                       : takes_packs_of_8()                   ? tuning::Results::in_packs
+                                                              : tuning::Results::one_by_one;
     if (Body::kTilesAtOnce > 1)
-      return tuning::cost_of_ping_pong(waves, steps, !takes_packs_of_8(), tokens, weight_bytes, copied_bytes,
+      return tuning::cost_of_ping_pong(waves, steps, leave, tokens, weight_bytes, copied_bytes,
                                        ex_.device().memory_gbs);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
     const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
@@ -642,8 +645,14 @@ class ProductEngine {
     const auto by = in_rows<X, T> || in_rows<X, Type8Bit> ? tuning::InputsBy::tma_unit
                     : x_copied                            ? tuning::InputsBy::copies_of_threads
                                                           : tuning::InputsBy::functors;
-    return tuning::cost_of_tma(waves, each, cluster, few_blocks, by, longer, !takes_packs_of_8(), tokens, Body::kRows,
-                               weight_bytes, copied_bytes, ex_.device().memory_gbs);
+    return tuning::cost_of_tma(waves, each, cluster, few_blocks, by, longer, leave, tokens, Body::kRows, weight_bytes,
+                               copied_bytes, ex_.device().memory_gbs);
+  }
+  // Whether results leave by TMA, if blocks do not share K.
+  template <class Body>
+  bool in_boxes(int tokens) const {
+    if constexpr (Body::weights_by_tma) return Body::has_boxes && Body::Results::can_be(p_, tokens) && !has_factors();
+    else return false;
   }
   // Whether sums of steps have factors; below, whether threads add up these sums because tensor cores do not sum over
   // all of K.
@@ -681,12 +690,15 @@ class ProductEngine {
   template <class Body>
   Status start_tma(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
+    const auto make_maps = [&] {
+      return Body::make_maps(ex_, p_, choice.tokens, choice.cluster == 1 && in_boxes<Body>(choice.tokens), maps);
+    };
     if constexpr (Body::is_8bit) {  // otherwise they are decoded
-      taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
+      taken = choice.tokens != 0 && make_maps();
       if (plan != nullptr) plan->in_eight = taken;
       return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
     }
-    if (choice.tokens == 0 || Body::make_maps(ex_, p_, choice.tokens, maps))
+    if (choice.tokens == 0 || make_maps())
       return start_gemm<Body>(choice, plan, 0, maps);
     // Stacked weights, of which some cannot be mapped, have other code without TMA. For single matrices that would be
     // too much code: only rows with stride 0 or more than 2^31 rows cannot be mapped.
@@ -749,6 +761,7 @@ class ProductEngine {
       plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows, plan->tiles_at_once = Body::kTilesAtOnce;
       plan->splits = choice.cluster;
       plan->weights_copied = Body::weights_copied;
+      if constexpr (Body::weights_by_tma) plan->results_by_tma = Body::in_boxes(more...);
       return {};
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = output_tiles<Body>();
@@ -759,9 +772,9 @@ class ProductEngine {
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
     const int64_t all = tokens * outputs;
-    if constexpr (Body::kTilesAtOnce > 1) {
-      const int64_t at_a_time = lesser<int64_t>(all, ex_.device().sm_count);
-      return start_tiles<Body>(how, all > INT32_MAX ? all : at_a_time, {params, more..., unsigned(all)});
+    if constexpr (Body::weights_by_tma) {
+      const int64_t at_a_time = Body::is_persistent(more...) ? lesser<int64_t>(all, ex_.device().sm_count) : all;
+      return start_tiles<Body>(how, all > INT32_MAX ? all : at_a_time * choice.cluster, {params, more..., unsigned(all)});
     } else {
       return start_tiles<Body>(how, all * choice.cluster, {params, more...});
     }

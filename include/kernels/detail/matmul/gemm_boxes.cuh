@@ -24,6 +24,7 @@
 #include "gemm.cuh"
 #include "gemm_in_eight.cuh"
 #include "gemm_inputs.cuh"
+#include "gemm_results.cuh"
 #include "gemm_weights.cuh"
 
 KERNELS_BEGIN
@@ -33,6 +34,7 @@ template <class P, class T, int kRows>
 struct TmaGemmMaps {
   InputMaps<typename P::X, T> x;
   WeightMaps<P, T, kRows> weights;
+  GemmResults<P, kRows == 64 ? 64 : 128, tokens_are_rows<P, T, kRows>> results;
 };
 template <class P, class T, int kRows>
 struct TmaGemmParams : GemmParams<P> {
@@ -64,10 +66,10 @@ struct TmaGemmBody {
   static constexpr int max_threads = kConsumers + kProducers;
   static constexpr bool trades_registers = max_threads > 256;
   static constexpr int registers = trades_registers ? 168 : 255;
-  static constexpr int kProducerRegisters = inputs_by_tma  ? (kPingPong ? 24 : 40)
+  static constexpr int kProducerRegisters = inputs_by_tma  ? 40
                                             : kRows == 256 ? 72
                                                            : 144,
-                       kConsumerRegisters = inputs_by_tma  ? (kPingPong ? 240 : 232)
+                       kConsumerRegisters = inputs_by_tma  ? 232
                                             : kRows == 256 ? 216
                                                            : 208;
   template <int kHeight>
@@ -75,8 +77,20 @@ struct TmaGemmBody {
   using Slabs =
       GemmSlabs<P, 1, by_rows ? SlabOrder::by_tokens : kDefaultOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
                 kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
-  // Slabs take the place of the stages. If those are in use (ping-pong), there is one slab for each warp behind them.
-  static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0;
+  using Results = decltype(Maps::results);
+  // Whether results may leave by TMA; and whether a block then takes one tile after the other.
+  static constexpr bool has_boxes = Results::possible && inputs_by_tma, may_persist = kPingPong || (has_boxes && kRows == 256);
+  // Slabs take the place of the stages. Behind stages that are in use meanwhile are one slab for each warp (ping-pong),
+  // or the buffers of results: one or two for each warpgroup.
+  static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0,
+                       kMostBytes = (may_persist ? 224 : 216) << 10;
+  static KERNELS_HD constexpr int buffers_for(int tokens) {
+    return !has_boxes || !may_persist ? 0 : by_rows || (tokens == 160 && !kPingPong) ? 1 : 2;
+  }
+  static KERNELS_HD constexpr int bytes_behind(int tokens) {
+    const int boxes = 2 * buffers_for(tokens) * Results::kPieceBytes;
+    return boxes > kSlabBytes ? boxes : kSlabBytes;
+  }
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
     if (is_8bit && tokens > 128) return false;  // registers would not suffice
@@ -87,38 +101,46 @@ struct TmaGemmBody {
   }
   static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
   static constexpr GemmRing ring(int tokens, int, int, int room) {
-    const int all = bytes_for(tokens) + kSlabBytes + kGemmAligned;
+    const int all = bytes_for(tokens) + kGemmAligned;
     return {all <= room ? all : 0, false};
   }
-  // The stages, whose place the sums of all of a block's warps take (not with ping-pong).
+  // The stages and what is behind them; or the sums of all of a block's warps (not with ping-pong).
   static KERNELS_HD constexpr int bytes_for(int tokens) {
-    const int stages = stages_for(tokens) * gemm_stage_bytes(tokens, kRows), sums = kPingPong ? 0 : tokens * kRows * 4;
+    const int stages = stages_for(tokens) * gemm_stage_bytes(tokens, kRows) + bytes_behind(tokens),
+              sums = kPingPong ? 0 : tokens * kRows * 4;
     return stages > sums ? stages : sums;
   }
   static KERNELS_HD constexpr int stages_for(int tokens) {
-    return gemm_stages(90, gemm_stage_bytes(tokens, kRows), false, kSlabBytes);
+    return (kMostBytes - bytes_behind(tokens)) / gemm_stage_bytes(tokens, kRows);
   }
   // Whether the driver can encode the tensor maps.
-  static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
+  // in_boxes: whether results are to leave by TMA.
+  static bool make_maps(const Exec& ex, const P& p, int tokens, bool in_boxes, Maps& maps) {
     maps.x.make(ex, p, tokens);
+    if (in_boxes) maps.results.make(ex, p);
     return (!inputs_by_tma || maps.x.made) && maps.weights.make(ex, p);
   }
+  static bool in_boxes(const Maps& maps) { return maps.results.made; }
+  // Whether a block takes one tile after the other.
+  static KERNELS_HD bool is_persistent(const Maps& maps) { return kPingPong || (may_persist && maps.results.made); }
 
   static __device__ __forceinline__ void run(const Params& params) {
     if constexpr (arch::kWarpgroupMma && (is_here<64> || is_here<128>)) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
       __shared__ __align__(8) float factors[Factors::possible || by_rows ? kScalesAt + kRows : 1];
-      static_assert((216 << 10) + kGemmAligned + int(sizeof(barriers) + sizeof(factors)) <= 227 << 10,
+      static_assert(kMostBytes + kGemmAligned + int(sizeof(barriers) + sizeof(factors)) <= 227 << 10,
                     "what a block has, with the most that stages take");
       const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (p.groups.offsets != nullptr) arch::grid_dependency_wait();
-      if constexpr (kPingPong) {
-        init_ring(params, ring, 1, 1);
-        return run_ping_pong(params, ring, stages);
+      if constexpr (may_persist) {
+        if (is_persistent(params.maps)) {
+          init_ring(params, ring, 1, kPingPong ? 1 : kGroups);
+          return run_persistent(params, ring, stages, factors);
+        }
       }
       const Tile tile = tile_at<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
@@ -164,16 +186,13 @@ struct TmaGemmBody {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
           if (params.tokens != kHeight) return;
-          if constexpr (Factors::possible)
-            if (has_factors) return add_steps<kHeight, true>(p, tile, ring, stages, factors, end - first);
-          if constexpr (std::is_same<T, float8_e4m3>::value)
-            if (!params.fast_sums) return add_steps<kHeight, false>(p, tile, ring, stages, factors, end - first);
-          consume<kHeight>(p, tile, ring, stages, factors, end - first);
+          consume<kHeight>(params, tile, ring, stages, factors, end - first);
         }
       };
       run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
       run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
       run_if(std::integral_constant<int, 192>());
+      if (has_boxes && params.maps.results.made) return;
       const int slabs = by_rows ? kRows / Slabs::kRows : params.tokens / Slabs::kTokens,
                 row = by_rows ? threadIdx.x / 32 * 16 : 0;
       Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, row, rank, splits);
@@ -183,8 +202,9 @@ struct TmaGemmBody {
  private:
   template <int kHeight>
   static constexpr bool is_here = has(kHeight, arch::kCompiledFor);
-  static constexpr int kMostStages = gemm_stages(90, kRows == 256 ? 128 : 64, kRows, false);
-  static constexpr int kBarrier = 1;  // a named barrier, or the turn of either group
+  static constexpr int kMostStages = stages_for(kRows == 256 || kPingPong ? 128 : 64);
+  static constexpr int kBarrier = 1;     // a named barrier, or the turn of either group
+  static constexpr int kOwnBarrier = 3;  // of either group
   static constexpr int kFactorThreads = kWarpgroup - 32;
   using Factors = StepFactors<P, T, kRows, kFactorThreads>;
   using Gate = typename Factors::Gate;
@@ -412,16 +432,81 @@ struct TmaGemmBody {
       at.next();
     }
     arch::warpgroup_wait<0>();
-    if (kPingPong && done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));
+  }
+  // Main loop of a tile. Returns whether the stage of the last step is still to be released; last_begun() is called if
+  // so.
+  template <int kHeight, class F>
+  static __device__ __forceinline__ bool add_tile(const Params& params, Sums<kHeight>& sums, const Operands& operands,
+                                                  const Ring& ring, PipelineState& at, const float* factors, int steps,
+                                                  const F& last_begun) {
+    if constexpr (Factors::possible)
+      if (Factors::are_there(params.problem)) {
+        add_steps<kHeight, true>(sums, operands, ring, at, factors, steps);
+        return false;
+      }
+    if constexpr (std::is_same<T, float8_e4m3>::value && !kPingPong)
+      if (!params.fast_sums) {
+        add_steps<kHeight, false>(sums, operands, ring, at, factors, steps);
+        return false;
+      }
+    multiply_all<kHeight>(sums, operands, ring, at, steps, last_begun);
+    return steps > 0;
   }
   template <int kHeight>
-  static __device__ __forceinline__ void consume(const P& p, const Tile& tile, const Ring& ring, unsigned char* stages,
-                                                 const float* factors, int steps) {
+  static __device__ __forceinline__ void consume(const Params& params, const Tile& tile, const Ring& ring,
+                                                 unsigned char* stages, const float* factors, int steps) {
     Sums<kHeight> sums = {};
     PipelineState at(stages_for(kHeight));
-    multiply_all<kHeight>(sums, Operands(stages, kHeight), ring, at, steps, [] {});
-    lay_out<kHeight>(p, tile, factors, sums, stages);
+    add_tile<kHeight>(params, sums, Operands(stages, kHeight), ring, at, factors, steps, [] {});
+    const P& p = params.problem;
+    arch::named_barrier_sync(kBarrier, kConsumers);  // results replace the stages; scales are visible
+    if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
+    if constexpr (has_boxes && !may_persist) {
+      if (params.maps.results.made) {
+        store<kHeight, kHeight / 32>(params, tile, sums, arch::shared_address(stages), 0);
+        if (threadIdx.x == 0) arch::stored_boxes_wait();
+        return;
+      }
+    }
+    lay_out<kHeight>(sums, stages);
   }
+  template <int kHeight, int kBuffers>
+  static __device__ __forceinline__ void store(const Params& params, const Tile& tile, Sums<kHeight>& sums,
+                                               uint32_t buffers, int group) {
+    params.maps.results.template put<by_rows ? kOutputs / 64 : kHeight / 32, kBuffers>(
+        params.problem, int(tile.token) + (by_rows ? group * 64 : 0),
+        int(tile.output) + (by_rows ? 0 : group * (kOutputs / kGroups)), int(tile.token_end), buffers,
+        kOwnBarrier + group, [&](int half, int j) { return four_of(sums, half, j); });
+  }
+  // A warpgroup of the persistent kernel.
+  struct Consumer {
+    const Params& params;
+    const Ring& ring;
+    const Operands operands;
+    const float* const factors;
+    const int group, steps;
+    const uint32_t buffers;  // of results
+    PipelineState at;
+
+    // A tile up to its sums, or, if results leave by TMA, to their end.
+    template <int kHeight, class F>
+    __device__ __forceinline__ void add(const Tile& tile, Sums<kHeight>& sums, const F& last_begun) {
+      const P& p = params.problem;
+      const bool holds_stage = add_tile<kHeight>(params, sums, operands, ring, at, factors, steps, last_begun);
+      if (holds_stage && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(at.previous()));
+      if constexpr (by_rows) arch::named_barrier_sync(kBarrier, kConsumers);  // scales are visible
+      if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
+      if constexpr (has_boxes) {
+        if (kPingPong && !params.maps.results.made) return;
+        store<kHeight, buffers_for(kHeight)>(params, tile, sums, buffers, kPingPong ? 0 : group);
+      }
+    }
+    template <int kHeight>
+    __device__ __forceinline__ void add_and_store(const Tile& tile) {
+      Sums<kHeight> sums = {};
+      add<kHeight>(tile, sums, [] {});
+    }
+  };
   // The sums of a tile of any height are the first of these. Lambdas refer to them by these names, as CUDA 12.4's
   // compiler crashes if they name an alias template for an array.
   static constexpr int kMostTokens = is_8bit ? 128 : 192;
@@ -430,12 +515,14 @@ struct TmaGemmBody {
   static __device__ __forceinline__ Sums<kHeight>& first_of(MostSums& sums) {
     return reinterpret_cast<Sums<kHeight>&>(sums);
   }
-  // The persistent kernel. Both groups enumerate all tiles and take every other one. A group waits for its tile's first
-  // operands only after the other one has seen the last of its own: the parity of a barrier does not distinguish a
-  // phase from the last but one.
-  static __device__ __forceinline__ void run_ping_pong(const Params& params, const Ring& ring, unsigned char* stages) {
+  // The persistent kernel. With ping-pong, both groups enumerate all tiles and take every other one. A group waits for
+  // its tile's first operands only after the other one has seen the last of its own: the parity of a barrier does not
+  // distinguish a phase from the last but one.
+  static __device__ __forceinline__ void run_persistent(const Params& params, const Ring& ring, unsigned char* stages,
+                                                        float* factors) {
     static_assert(!kPingPong || Slabs::kFloats * 4 * (kConsumers / 32) == kSlabBytes, "as the host counts");
-    const int steps = int((params.problem.k + kStep - 1) / kStep);
+    const P& p = params.problem;
+    const int steps = int((p.k + kStep - 1) / kStep);
     PipelineState at(stages_for(params.tokens));
     const auto each_tile = [&](const auto& f) {
       int count = 0;
@@ -462,46 +549,63 @@ struct TmaGemmBody {
     const int group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);  // uniform
     const auto wait_for_turn = [&] { arch::named_barrier_sync(kBarrier + group, kConsumers); };
     const auto pass_turn = [&] { arch::named_barrier_arrive(kBarrier + 1 - group, kConsumers); };
-    const Operands operands(stages, params.tokens);
-    float* const slab =
-        Slabs::of_warp(reinterpret_cast<float*>(stages + at.stages * gemm_stage_bytes(params.tokens, kRows)), 1);
-    if (group == 1) pass_turn();
-    const int count = each_tile([&](const Tile& tile, int number) {
-      if (number % 2 != group) return at.skip(steps);
-      wait_for_turn();
-      MostSums sums = {};
+    unsigned char* const behind = stages + at.stages * gemm_stage_bytes(params.tokens, kRows);
+    Consumer consumer{params,
+                      ring,
+                      {stages, params.tokens},
+                      factors,
+                      group,
+                      steps,
+                      arch::shared_address(behind) + group * (buffers_for(params.tokens) * Results::kPieceBytes),
+                      at};
+    const auto for_height = [&](const auto& f) {
       const auto run_if = [&](auto height) {
-        constexpr int kHeight = decltype(height)::value;
-        if constexpr (is_here<kHeight>) {
-          if (params.tokens != kHeight) return;
-          auto& mine = first_of<kHeight>(sums);
-          multiply_all<kHeight>(mine, operands, ring, at, steps, pass_turn);
-          if constexpr (is_8bit) scale_rows<kHeight>(params.problem, tile, nullptr, mine);
+        if constexpr (is_here<decltype(height)::value>) {
+          if (params.tokens == decltype(height)::value) f(height);
         }
       };
-      run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 192>());
+      run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
+      run_if(std::integral_constant<int, 192>());
+    };
+    if (kPingPong && group == 1) pass_turn();
+    const int count = each_tile([&](const Tile& tile, int number) {
+      if constexpr (kPingPong) {
+        if (number % 2 != group) return consumer.at.skip(steps);
+        wait_for_turn();
+        MostSums sums = {};
+        for_height([&](auto height) {
+          constexpr int kHeight = decltype(height)::value;
+          consumer.template add<kHeight>(tile, first_of<kHeight>(sums), pass_turn);
+        });
+        if (has_boxes && params.maps.results.made) return;
+        float* const slab = Slabs::of_warp(reinterpret_cast<float*>(behind), 1);
 #pragma unroll 1
-      for (int i = 0; i < params.tokens / Slabs::kTokens; ++i) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kMostTokens / Slabs::kTokens; ++j)
-          if (i == j) Slabs::lay_out(slab, sums[j]);
-        Slabs::put_slabs(params, tile, slab, 1, i * Slabs::kTokens, 0, 1);
+        for (int i = 0; i < params.tokens / Slabs::kTokens; ++i) {
+          KERNELS_UNROLL
+          for (int j = 0; j < kMostTokens / Slabs::kTokens; ++j)
+            if (i == j) Slabs::lay_out(slab, sums[j]);
+          Slabs::put_slabs(params, tile, slab, 1, i * Slabs::kTokens, 0, 1);
+        }
+      } else {
+        if constexpr (by_rows) {
+          arch::named_barrier_sync(kBarrier, kConsumers);  // all have finished with the scales of the last tile
+          load_scales(p, tile, factors);
+        }
+        for_height([&](auto height) { consumer.template add_and_store<decltype(height)::value>(tile); });
       }
     });
-    if (count % 2 == group) wait_for_turn();  // consumes a turn that nobody takes
+    if (kPingPong && count % 2 == group) wait_for_turn();  // consumes a turn that nobody takes
+    if (threadIdx.x % 128 == 0) arch::stored_boxes_wait();
   }
   // Main loop if threads add up the sums of steps. If registers allow it, the sums of one half of the weights are added
   // to the totals while the tensor cores multiply the other half.
   template <int kHeight, bool kFactors>
-  static __device__ __forceinline__ void add_steps(const P& p, const Tile& tile, const Ring& ring,
-                                                   unsigned char* stages, const float* factors, int steps) {
+  static __device__ __forceinline__ void add_steps(Sums<kHeight>& sums, const Operands& operands, const Ring& ring,
+                                                   PipelineState& at, const float* factors, int steps) {
     constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kAtOnce = kHalves == 2 && kHeight <= 96 ? 2 : 1;
-    const Operands operands(stages, kHeight);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float* const of_lane = factors + (by_rows ? warp * 16 + g : 2 * t);
-    Sums<kHeight> sums = {};
     HalfSums8Bit<kHeight> of_step[kAtOnce];
-    PipelineState at(stages_for(kHeight));
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
@@ -532,7 +636,6 @@ struct TmaGemmBody {
       if constexpr (kFactors) arch::mbarrier_arrive(ring.empty(at.stage));
       at.next();
     }
-    lay_out<kHeight>(p, tile, factors, sums, stages);
   }
 
   // The factors of a lane's sums with one half of the weights.
@@ -634,11 +737,8 @@ struct TmaGemmBody {
   }
   // Stores the sums in shared memory, from `stages` on, as the slabs of the warps.
   template <int kHeight>
-  static __device__ __forceinline__ void lay_out(const P& p, const Tile& tile, const float* factors,
-                                                 Sums<kHeight>& sums, unsigned char* stages) {
-    static_assert(bytes_for(kHeight) <= 216 << 10, "as much as stages may take");
-    arch::named_barrier_sync(kBarrier, kConsumers);  // slabs replace the stages; scales are visible
-    if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
+  static __device__ __forceinline__ void lay_out(const Sums<kHeight>& sums, unsigned char* stages) {
+    static_assert(bytes_for(kHeight) <= kMostBytes, "as much as stages may take");
     constexpr int kSlabs = by_rows ? kRows / Slabs::kRows : kHeight / Slabs::kTokens,
                   kOfSlab = int(sizeof(sums) / sizeof(sums[0])) / kSlabs;
     float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kSlabs);

@@ -20,6 +20,7 @@ struct PipelineState {
     if (stage >= stages) stage -= stages, parity ^= 1;
   }
   __device__ __forceinline__ void next() { advance(1); }
+  __device__ __forceinline__ int previous() const { return (stage > 0 ? stage : stages) - 1; }
   __device__ __forceinline__ void skip(int further) {
     stage += further;
     parity ^= stage / stages % 2;

@@ -24,7 +24,7 @@ struct RowMaps {
   static constexpr bool single = P::matrices == 1, columns = tokens_are_rows<P, T, kRows>,
                         woven = kRows > 64 && single && !columns, parts = kRows > 64 && single;
   static constexpr int kBox = columns ? (single ? kRows : 32) : woven ? 128 : 64;  // rows of a box of whole slabs
-  arch::TensorMap maps[2];  // of a gate's matrices; or of one matrix in whole slabs, and in halves of slabs
+  arch::TensorMap maps[2];  // of a gate's matrices; or of one matrix in whole slabs, and in smaller boxes
   int whole_slabs;          // rows of weights in the maps of whole slabs, for each group
 
   bool make(const Exec& ex, const P& p) {
@@ -36,27 +36,32 @@ struct RowMaps {
     return true;
   }
 
-  // The boxes of a tile's step. A map describes the order of half slabs if all slabs are whole; if the last one is
-  // partial, or groups begin at any row, each half slab has a box of its own.
+  // The boxes of a tile's step. In whole slabs, a map describes the order of their halves; elsewhere, as behind the last
+  // whole slab, or if groups begin at any row, each half slab has a box of its own. Without that order, so have the rows
+  // of a partial tile. Rows that do not exist are skipped: filling them with zeros takes longer than copying.
   struct Boxes {
     const arch::TensorMap* maps;
-    int row, left;  // its first row, and how many rows exist
-    bool halves;
+    int row, left, whole;  // its first row, how many rows exist, and how many of them are in boxes of whole slabs
 
-    __device__ __forceinline__ bool parted() const { return halves; }
+    __device__ __forceinline__ bool parted() const { return parts && whole < kRows; }
     template <bool kParted>
     __device__ __forceinline__ int bytes() const {
-      return (parts && kParted && halves ? (left + 15) / 16 * 16 : kRows) * 128;
+      if (!parts || !kParted) return kRows * 128;
+      return (woven ? whole + (left - whole + 15) / 16 * 16 : left) * 128;
     }
     // By one thread.
     template <bool kParted>
     __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierAddress full) const {
-      if (parts && kParted && halves) {
-        // Rows that do not exist are skipped: filling them with zeros takes longer than copying.
-#pragma unroll 4
-        for (int i = 0; i < kRows / 16; ++i) {
-          const int of_tile = woven ? i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16 : i * 16;
-          if (of_tile < left) arch::copy_box(to + i * (16 * 128), maps[1], col, row + of_tile, 0, 0, full);
+      if (parts && kParted) {
+        if (!woven) return arch::copy_box(to, maps[whole < kRows], col, row, 0, 0, full);
+#pragma unroll 1
+        for (int i = 0; i < whole; i += kBox)
+          arch::copy_box(to + i * 128, maps[0], col, 0, (row + i) / 32, 0, full);
+        // Not unrolled: a copy that is skipped takes nearly as long as one that is not.
+#pragma unroll 1
+        for (int i = whole; i < left; i += 16) {
+          const int place = i / 128 * 128 + i / 16 % 2 * 64 + i / 32 % 4 * 16;
+          arch::copy_box(to + place * 128, maps[1], col, row + i, 0, 0, full);
         }
         return;
       }
@@ -69,8 +74,9 @@ struct RowMaps {
     }
   };
   __device__ __forceinline__ Boxes of_tile(const P& p, const Tile& tile) const {
-    return {maps, int(tile.weights + tile.output), int(lesser<int64_t>(p.n - tile.output, kRows)),
-            parts && int(tile.output) > whole_slabs - kRows};
+    const int left = int(lesser<int64_t>(p.n - tile.output, kRows)),
+              slabs = woven ? greater(lesser(whole_slabs - int(tile.output), kRows), 0) : left;
+    return {maps, int(tile.weights + tile.output), left, parts ? slabs / kBox * kBox : kRows};
   }
 
  private:
@@ -82,7 +88,8 @@ struct RowMaps {
     if (rows > INT32_MAX) return false;
     if (woven && whole && rows >= 32)
       return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
-    return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0}, parts && !whole ? 16 : kBox, map);
+    return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0},
+                           !parts || whole ? kBox : woven ? 16 : int(p.n % kRows), map);
   }
 };
 

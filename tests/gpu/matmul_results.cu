@@ -1,0 +1,169 @@
+// Results of products that leave by TMA: every tile, with blocks that have one tile and several, against the oracle, and
+// the same bits as where they leave in packs.
+#include "support/gpu_products.cuh"
+
+using namespace test;
+
+namespace {
+
+k::Exec with_blocks(const k::Exec& ex, int blocks) {
+  k::DeviceInfo device = ex.device();
+  device.sm_count = blocks;
+  return k::Exec(ex.stream(), device);
+}
+
+int left_by_tma = 0;  // calls
+
+// call(exec, to, policy, plan): the product with results at a place for packs of 8, or for single ones. Without a plan,
+// it is made.
+template <class T, class Call, class Want>
+void every_tile(const char* what, const Sizes& s, const Call& call, const Want& want, bool can_leave = true) {
+  static Shortened shortened;
+  for (const TileSize& tile : kTileSizes) {
+    if (shortened.leaves_out()) continue;
+    Device<T> by_tma(s.m, s.n, (s.n + 15) / 8 * 8), in_packs(s.m, s.n, s.n + 3, 1);
+    const k::MatmulPolicy policy = tile.in({Path::gemm});
+    k::MatmulPlan plan;
+    const Stream stream;
+    if (!call(k::Exec(stream), by_tma, policy, &plan).ok()) continue;  // a tile that this product does not have
+    // Without wgmma, or if blocks share K, results leave in packs.
+    CHECK((!plan.results_by_tma || can_leave));
+    left_by_tma += plan.results_by_tma;
+    k::MatmulPlan other;
+    REQUIRE(call(k::Exec(stream), in_packs, policy, &other).ok());
+    CHECK(!other.results_by_tma);
+    const auto values_of = [&](const Device<T>& y) {
+      std::vector<float> values;
+      for (int64_t m = 0; m < s.m; ++m) {
+        for (int64_t n = 0; n < s.n; ++n) values.push_back(float(y.get(m, n)));
+      }
+      return values;
+    };
+    expect_always(
+        tile.name(what).c_str(), s, Path::gemm, by_tma,
+        [&](const k::Exec& ex, const k::MatmulPolicy&) { return call(ex, by_tma, policy, nullptr); }, want);
+    const auto first = values_of(by_tma);
+    for (const int blocks : {1, 3}) {
+      INFO(tile.name(what) << ", " << blocks << " blocks");
+      expect_always(
+          tile.name(what).c_str(), s, Path::gemm, by_tma,
+          [&](const k::Exec& ex, const k::MatmulPolicy&) {
+            return call(with_blocks(ex, blocks), by_tma, policy, nullptr);
+          },
+          want);
+      if (plan.splits > 1) continue;
+      CHECK(values_of(by_tma) == first);
+      expect_always(
+          tile.name(what).c_str(), s, Path::gemm, in_packs,
+          [&](const k::Exec& ex, const k::MatmulPolicy&) {
+            return call(with_blocks(ex, blocks), in_packs, policy, nullptr);
+          },
+          want);
+      CHECK(values_of(in_packs) == first);
+    }
+  }
+}
+
+template <class X, class W, class Out>
+k::Status call_of(const k::Exec& ex, const X& x, const W& w, const Out& out, const Sizes& s,
+                  const k::MatmulPolicy& policy, k::MatmulPlan* plan, const k::Groups& groups = {}) {
+  return plan == nullptr ? k::matmul<Path::gemm>(ex, x, w, out, {s.m, s.n, s.k}, groups, policy)
+                         : k::matmul_plan(ex, x, w, out, {s.m, s.n, s.k}, groups, policy, *plan);
+}
+
+constexpr Sizes kSizes[] = {{300, 600, 200}, {129, 776, 64}, {40, 264, 1096}, {577, 72, 136}, {200, 1025, 72}, {1, 8, 8}};
+
+template <class T>
+Real<> dot(const Matrix<T>& x, const Plain<T, DeviceMemory>& w, const Sizes& s, int64_t m, int64_t n) {
+  return product(
+      m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k));
+}
+
+template <class T>
+void plain() {
+  left_by_tma = 0;
+  for (const Sizes& s : kSizes) {
+    const Matrix<T> x(21, s.m, s.k, s.k, 0, 1);
+    const Plain<T, DeviceMemory> w(s.n, s.k, 8, 0);
+    const Matrix<float> bias(22, 1, s.n, s.n);
+    const auto in = k::load(static_cast<const T*>(x.data()), s.k);
+    every_tile<T>(
+        "plain", s,
+        [&](const k::Exec& ex, Device<T>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, in, w.source(), k::store(y.data(), y.ld()), s, policy, plan);
+        },
+        [&](int64_t m, int64_t n) { return dot(x, w, s, m, n); });
+    every_tile<T>(
+        "bias and activation", s,
+        [&](const k::Exec& ex, Device<T>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, in, w.source(), k::bias(bias.data()) | k::gelu() | k::store(y.data(), y.ld()), s, policy,
+                         plan);
+        },
+        [&](int64_t m, int64_t n) { return gelu(dot(x, w, s, m, n) + Real<>(bias.value(0, n))); });
+  }
+  CHECK(left_by_tma > 0);
+}
+
+}  // namespace
+
+TEST_CASE("results of products: half") { plain<k::half>(); }
+TEST_CASE("results of products: bfloat16") { plain<k::bfloat16>(); }
+
+TEST_CASE("results of products: gates") {
+  for (const Sizes& s : kSizes) {
+    const Matrix<k::half> x(21, s.m, s.k, s.k, 0, 1);
+    const Plain<k::half, DeviceMemory> gate(s.n, s.k, 8, 0), up(s.n, s.k, 16, 0);
+    const Matrix<float> bias(22, 1, s.n, s.n);
+    every_tile<k::half>(
+        "gates", s,
+        [&](const k::Exec& ex, Device<k::half>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, k::load(static_cast<const k::half*>(x.data()), s.k),
+                         k::gated(gate.source(), up.source()),
+                         k::reglu() | k::bias(bias.data()) | k::scale(0.5) | k::store(y.data(), y.ld()), s, policy, plan);
+        },
+        [&](int64_t m, int64_t n) {
+          const Real<> g = dot(x, gate, s, m, n), u = dot(x, up, s, m, n);
+          return (relu(g) * u + Real<>(bias.value(0, n))) * Real<>(0.5);
+        });
+  }
+}
+
+TEST_CASE("results of products: batches") {
+  // Boxes would write the next group's tokens, unless tiles end where groups do.
+  for (const int64_t m : {384, 100}) {
+    const int64_t batch = 3, n = 328, cols = 72;
+    const Matrix<k::half> x(1, batch * m, cols, cols, 0, 1);
+    const Plain<k::half, DeviceMemory> w(batch * n, cols, 0, 0);
+    every_tile<k::half>(
+        "batch", {batch * m, n, cols},
+        [&](const k::Exec& ex, Device<k::half>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, k::load(static_cast<const k::half*>(x.data()), cols), w.source(),
+                         k::store(y.data(), y.ld()), {m, n, cols}, policy, plan, k::Groups{batch});
+        },
+        [&](int64_t r, int64_t c) {
+          return product(
+              r, c + r / m * n, cols, [&](int64_t row, int64_t i) { return Real<>(x.value(row, i)); }, w,
+              units(Path::gemm, cols));
+        },
+        m == 384);
+  }
+}
+
+TEST_CASE("results of products: maps that depend on the place, and other sinks, leave in packs") {
+  const Sizes s{130, 264, 72};
+  const Matrix<k::half> x(21, s.m, s.k, s.k, 0, 1);
+  const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 0);
+  const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
+  Device<k::half> y(s.m, s.n, s.n), other(s.m, s.n, s.n);
+  Device<float> wide(s.m, s.n, s.n);
+  const auto leaves = [&](const auto& out) {
+    k::MatmulPlan plan;
+    REQUIRE(call_of(k::Exec(Stream()), in, w.source(), out, s, {Path::gemm}, &plan).ok());
+    return plan.results_by_tma;
+  };
+  const auto to = k::store(y.data(), y.ld());
+  CHECK(!leaves(k::add(k::load(static_cast<const k::half*>(other.data()), s.n)) | to));
+  CHECK(!leaves(k::tee(other.data(), s.n) | to));
+  CHECK(!leaves(k::causal(s.m, s.n) | to));
+  CHECK(!leaves(k::store(wide.data(), s.n)));
+}
