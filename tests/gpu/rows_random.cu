@@ -57,27 +57,27 @@ Drawn draw_rows(const char* name, uint64_t seed) {
   d.rows = std::min(d.rows, 1 + 600000 / (d.cols + 1));
 
   d.x = draw_place(random), d.kept = draw_place(random), d.y = draw_place(random), d.copy = draw_place(random);
-  if (chance(random, 40)) d.kept = d.y = d.copy = d.x;  // alike, so that packs may be
+  if (random.chance(40)) d.kept = d.y = d.copy = d.x;  // alike, so that packs may be
   d.scales = draw_place(random);
-  d.vectors = int(chance(random, 60) ? 0 : random.below(5));
-  d.in_place = chance(random, 25), d.one_row = !d.in_place && chance(random, 3);
-  d.statistics = chance(random, 50);
-  d.programmatic = chance(random, 30), d.graph = chance(random, 15);
-  d.dropped = chance(random, 50) ? 0 : draw_one(random, {1, 25, 50, 100}) / 100.;
+  d.vectors = int(random.chance(60) ? 0 : random.below(5));
+  d.in_place = random.chance(25), d.one_row = !d.in_place && random.chance(3);
+  d.statistics = random.chance(50);
+  d.programmatic = random.chance(30), d.graph = random.chance(15);
+  d.dropped = random.chance(50) ? 0 : random.any_of({1, 25, 50, 100}) / 100.;
   d.activation = int(random.below(4));
-  d.offset = int(draw_one(random, {0, 0, 3, 100}));
-  d.group = chance(random, 75) ? int64_t(1) << random.below(12) : 1 + random.below(700);
+  d.offset = random.any_of({0, 0, 3, 100});
+  d.group = random.chance(75) ? int64_t(1) << random.below(12) : 1 + random.below(700);
 
   using R = k::Residency;
-  if (chance(random, 65)) {
-    d.policy.residency = R(1 + random.below(chance(random, 10) ? 5 : 4));
+  if (random.chance(65)) {
+    d.policy.residency = R(1 + random.below(random.chance(10) ? 5 : 4));
     const bool group = d.policy.residency == R::group;
-    if (chance(random, 60)) d.policy.threads = int(group ? 1 << random.below(6) : 32 * (1 + random.below(32)));
-    if (!group && chance(random, 40)) d.policy.cluster = 1 << random.below(5);
+    if (random.chance(60)) d.policy.threads = int(group ? 1 << random.below(6) : 32 * (1 + random.below(32)));
+    if (!group && random.chance(40)) d.policy.cluster = 1 << random.below(5);
   }
-  if (chance(random, 25)) d.policy.max_pack = int(1 << random.below(5));
-  if (chance(random, 25)) d.policy.max_blocks = 1 + random.below(40);
-  d.policy.batch_invariant = chance(random, 30);
+  if (random.chance(25)) d.policy.max_pack = int(1 << random.below(5));
+  if (random.chance(25)) d.policy.max_blocks = 1 + random.below(40);
+  d.policy.batch_invariant = random.chance(30);
   return d;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 namespace test {
@@ -21,6 +22,11 @@ class Random {
 
   uint64_t bits() { return mix(state_++); }
   int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <class T>
+  T any_of(std::initializer_list<T> all) {
+    return all.begin()[below(static_cast<int64_t>(all.size()))];
+  }
   double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
   double uniform(double from, double to) { return from + (to - from) * uniform(); }
   double normal() {

@@ -172,18 +172,13 @@ class Drawer {
   }
 
  private:
-  bool one_in(int64_t n) { return r_.below(n) == 0; }
-  template <class T>
-  T any_of(std::initializer_list<T> all) {
-    return *(all.begin() + r_.below(int64_t(all.size())));
-  }
   // A length up to `most`: few, next to the edge of a tile, or any.
   int64_t length(int64_t most) {
     switch (r_.below(4)) {
       case 0:
         return std::min(most, r_.below(9));
       case 1: {
-        const int64_t edge = any_of<int64_t>({16, 32, 64, 80, 96, 128, 192, 256, 384, 512, 640, 1024, 2048});
+        const int64_t edge = r_.any_of<int64_t>({16, 32, 64, 80, 96, 128, 192, 256, 384, 512, 640, 1024, 2048});
         return std::min(most, edge + r_.below(3) - 1);
       }
       case 2:
@@ -213,10 +208,10 @@ class Drawer {
       default:
         break;
     }
-    if (k_.decodes) most_q = std::min<int64_t>(most_q, any_of<int64_t>({1, 1, 1, 2, 4, 8, 9, 17, 32}));
-    c.ragged_q = one_in(k_.decodes ? 3 : 2);
-    const bool even = one_in(4);
-    const int64_t q = one_in(20) ? 0 : k_.decodes ? most_q : std::max<int64_t>(1, length(most_q));
+    if (k_.decodes) most_q = std::min<int64_t>(most_q, r_.any_of<int64_t>({1, 1, 1, 2, 4, 8, 9, 17, 32}));
+    c.ragged_q = r_.chance(k_.decodes ? 33 : 50);
+    const bool even = r_.chance(25);
+    const int64_t q = r_.chance(5) ? 0 : k_.decodes ? most_q : std::max<int64_t>(1, length(most_q));
     for (int64_t b = 0; b < batch; ++b) {
       c.q_lens.push_back(c.ragged_q ? length(most_q) : q);
       const int64_t mine = c.q_lens.back(), relation = r_.below(5);
@@ -227,21 +222,21 @@ class Drawer {
                                                       : length(most_kv);
       c.kv_lens.push_back(kv);
     }
-    d_.told_length = even && batch > 0 && k_.place != Place::ragged && one_in(2);
+    d_.told_length = even && batch > 0 && k_.place != Place::ragged && r_.chance(50);
   }
 
   void heads() {
     AttentionCase& c = d_.c;
-    c.kv_heads = any_of<int64_t>({1, 1, 2, 2, 3, 4, 8});
-    c.heads = c.kv_heads * any_of<int64_t>({1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 16, 17});
+    c.kv_heads = r_.any_of<int64_t>({1, 1, 2, 2, 3, 4, 8});
+    c.heads = c.kv_heads * r_.any_of<int64_t>({1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 16, 17});
     const int64_t most = k_.most_dim, ordinary = std::min<int64_t>(most, 256);
     const auto any = [&] { return 8 * (1 + r_.below(ordinary / 8)); };
     switch (r_.below(4)) {
       case 0:  // what kernels are made for
         c.dim = most < 64    ? most
                 : most < 128 ? 64
-                : most < 256 ? any_of<int64_t>({64, 128})
-                             : any_of<int64_t>({64, 128, 256});
+                : most < 256 ? r_.any_of<int64_t>({64, 128})
+                             : r_.any_of<int64_t>({64, 128, 256});
         break;
       case 1:
         c.dim = any();
@@ -250,18 +245,18 @@ class Drawer {
         c.dim = any(), c.v_dim = any();
         break;
       default:
-        if (most >= 576 && one_in(2)) {
-          c.dim = any_of<int64_t>({576, 576, 512, any()}), c.v_dim = any_of<int64_t>({512, 512, any()});
+        if (most >= 576 && r_.chance(50)) {
+          c.dim = r_.any_of<int64_t>({576, 576, 512, any()}), c.v_dim = r_.any_of<int64_t>({512, 512, any()});
         } else if (most >= 192) {
           c.dim = 192, c.v_dim = 128;
         } else {
           c.dim = 64;
         }
     }
-    if (k_.latents && (!k_.any_dim || one_in(4))) {
-      d_.column = any_of<int64_t>({0, 0, 64, 64, 8});
+    if (k_.latents && (!k_.any_dim || r_.chance(25))) {
+      d_.column = r_.any_of<int64_t>({0, 0, 64, 64, 8});
       c.dim = 576, c.v_dim = 512;
-      if (one_in(2)) c.kv_heads = 1, c.heads = any_of<int64_t>({1, 7, 16, 64, 128});
+      if (r_.chance(50)) c.kv_heads = 1, c.heads = r_.any_of<int64_t>({1, 7, 16, 64, 128});
     }
   }
 
@@ -293,53 +288,53 @@ class Drawer {
     const int64_t most = c.q_lens.empty() ? 5 : c.most_queries();
     d_.q_len = most;
     // Without any rows, queries and results may be so near each other that a row of either would reach the other.
-    if (c.ragged_q && d_.rows() > 0 && one_in(3)) d_.q_len += r_.below(40);
+    if (c.ragged_q && d_.rows() > 0 && r_.chance(33)) d_.q_len += r_.below(40);
     if (k_.decodes) d_.q_len = std::min<int64_t>(d_.q_len, 32);
-    if (c.ragged_q && one_in(2)) d_.tokens = std::max<int64_t>(1, d_.rows()) + (one_in(2) ? 0 : r_.below(100));
+    if (c.ragged_q && r_.chance(50)) d_.tokens = std::max<int64_t>(1, d_.rows()) + (r_.chance(50) ? 0 : r_.below(100));
   }
 
   Side side(int64_t dim, int64_t pack) {
     const int64_t word = pack == 32 ? 8 : 1;
     int64_t unit = pack;
-    if (one_in(3))
-      while (unit > word && one_in(2)) unit /= 2;
-    if (one_in(5)) unit = word;
+    if (r_.chance(33))
+      while (unit > word && r_.chance(50)) unit /= 2;
+    if (r_.chance(20)) unit = word;
     return {unit * r_.below(3) / word, (unit - dim % unit) % unit + unit * r_.below(3)};
   }
   void memory() {
     AttentionCase& c = d_.c;
-    const bool head_first = one_in(2);
+    const bool head_first = r_.chance(50);
     d_.layout = k_.place == Place::ragged  ? Layout::ragged
                 : k_.place == Place::dense ? (head_first ? Layout::hnd : Layout::nhd)
                                            : (head_first ? Layout::paged_hnd : Layout::paged_nhd);
-    d_.page = any_of<int64_t>({1, 7, 16, 16, 64, 64, 128, 24});
+    d_.page = r_.any_of<int64_t>({1, 7, 16, 16, 64, 64, 128, 24});
     d_.key = side(c.dim, k_.key_pack), d_.value = side(c.value_dim(), k_.value_pack);
-    d_.told_extent = !k_.scaled_keys && !k_.scaled_values && d_.column < 0 && one_in(3);
+    d_.told_extent = !k_.scaled_keys && !k_.scaled_values && d_.column < 0 && r_.chance(33);
     if (d_.told_extent) d_.key.gap = d_.value.gap = 0;
-    d_.grain = any_of({ScaleOf::tensor, ScaleOf::head, ScaleOf::token});
-    c.aligned = !one_in(4);
+    d_.grain = r_.any_of({ScaleOf::tensor, ScaleOf::head, ScaleOf::token});
+    c.aligned = !r_.chance(25);
     const bool may_be_in_place =
         k_.in_place && c.dim == c.value_dim() && c.dim <= (k_.of_float ? 128 : 256) && d_.rows() > 0;
-    d_.in_place = may_be_in_place && one_in(4);
+    d_.in_place = may_be_in_place && r_.chance(25);
     // A single row of a ragged batch, of which the host knows no number, has room for no second one in some orders.
     if (k_.heads && d_.rows() > int64_t(c.ragged_q) && !d_.in_place) {
-      if (one_in(2)) d_.query_order = int(r_.below(6));
-      if (one_in(2)) d_.result_order = int(r_.below(6));
+      if (r_.chance(50)) d_.query_order = int(r_.below(6));
+      if (r_.chance(50)) d_.result_order = int(r_.below(6));
     }
   }
 
   TableAt place(int64_t batch, int64_t head, int64_t query) {
-    return {r_.below(8), one_in(3) ? 0 : batch, one_in(3) ? 0 : head, one_in(3) ? 0 : query};
+    return {r_.below(8), r_.chance(33) ? 0 : batch, r_.chance(33) ? 0 : head, r_.chance(33) ? 0 : query};
   }
   void score() {
     DrawnScore& s = d_.score;
     if (k_.no_mask) return;
-    s.top_left = one_in(4);
+    s.top_left = r_.chance(25);
     switch (r_.below(5)) {
       case 0:
         break;
       case 1:
-        s.left = one_in(3) ? -1 : length(1000), s.right = one_in(3) ? -1 : length(300);
+        s.left = r_.chance(33) ? -1 : length(1000), s.right = r_.chance(33) ? -1 : length(300);
         break;
       case 2:
         s.left = length(1000), s.right = 0;
@@ -349,48 +344,48 @@ class Drawer {
     }
     if (k_.maps) {
       for (const Map m : {Map::cap, Map::alibi, Map::bias, Map::halved}) {
-        if (one_in(4)) s.maps.insert(s.maps.begin() + r_.below(int64_t(s.maps.size()) + 1), m);
+        if (r_.chance(25)) s.maps.insert(s.maps.begin() + r_.below(int64_t(s.maps.size()) + 1), m);
       }
-      s.cap = float(any_of({0.5, 2.0, 20.0, 50.0}));
+      s.cap = float(r_.any_of({0.5, 2.0, 20.0, 50.0}));
       s.bias = place(976 + r_.below(2), 130 + r_.below(2), 7 + r_.below(2));
       s.bits = place(613, 37, 5), s.tree = place(401, 0, 3);
-      s.has_bits = one_in(5), s.has_tree = one_in(6), s.own_mask = one_in(6), s.has_sinks = one_in(4);
+      s.has_bits = r_.chance(20), s.has_tree = r_.chance(17), s.own_mask = r_.chance(17), s.has_sinks = r_.chance(25);
       s.slopes = r_.below(64), s.sinks = r_.below(64);
-      if (k_.ranges && one_in(2)) s.chunk = any_of<int64_t>({1, 16, 37, 128, 500});
+      if (k_.ranges && r_.chance(50)) s.chunk = r_.any_of<int64_t>({1, 16, 37, 128, 500});
     }
-    s.has_last_bias = k_.bias && one_in(2);
+    s.has_last_bias = k_.bias && r_.chance(50);
     s.last_bias = place(976 + r_.below(2), 130 + r_.below(2), 7 + r_.below(2));
   }
 
   void options() {
     AttentionCase& c = d_.c;
-    if (one_in(3)) c.scale = any_of({0.05, 0.3, -0.2, 1.0, 1e-5});
-    if (one_in(4)) d_.query_spread = any_of({4.0, 12.0, 150.0});
-    if (one_in(8)) d_.key_spread = any_of({0.1, 4.0, 12.0});
+    if (r_.chance(33)) c.scale = r_.any_of({0.05, 0.3, -0.2, 1.0, 1e-5});
+    if (r_.chance(25)) d_.query_spread = r_.any_of({4.0, 12.0, 150.0});
+    if (r_.chance(12)) d_.key_spread = r_.any_of({0.1, 4.0, 12.0});
     const int64_t most = c.kv_lens.empty() ? 0 : *std::max_element(c.kv_lens.begin(), c.kv_lens.end());
     // Thousands of weights that are all nearly 1 round to 1 as they are added: the oracle takes errors to differ.
     if (c.scale == 1e-5 && most > 1000) c.scale = 0.05;
-    if (one_in(3)) {
-      c.most_keys = any_of<int64_t>({most, most + r_.below(1000), 1 + r_.below(most + 1), 100000});
+    if (r_.chance(33)) {
+      c.most_keys = r_.any_of<int64_t>({most, most + r_.below(1000), 1 + r_.below(most + 1), 100000});
     }
-    if (one_in(4)) {
-      d_.set_splits = true, c.splits = any_of({1, 2, 3, 5, 16, 17, 256});
+    if (r_.chance(25)) {
+      d_.set_splits = true, c.splits = r_.any_of({1, 2, 3, 5, 16, 17, 256});
       // As much workspace as is quickly made.
       while (c.splits > 1 && d_.q_len * d_.batch() * c.heads * c.splits * c.value_dim() > 30000000) c.splits /= 2;
     }
-    d_.in_8_bits = k_.in_8_bits && one_in(2);
-    d_.programmatic = one_in(5), d_.constant_weights = d_.programmatic && one_in(2);
-    if (k_.decodes && one_in(d_.programmatic ? 2 : 8)) d_.new_keys = r_.below(most + 2);
-    if (k_.decodes && one_in(2)) d_.mode = int(r_.below(4));
-    if (one_in(4)) d_.multiprocessors = any_of({1, 2, 3, 5, 8, 20, 60});
-    d_.largest_workspace = one_in(8);
-    d_.room = one_in(4) ? r_.below(1000) : 0;
+    d_.in_8_bits = k_.in_8_bits && r_.chance(50);
+    d_.programmatic = r_.chance(20), d_.constant_weights = d_.programmatic && r_.chance(50);
+    if (k_.decodes && r_.chance(d_.programmatic ? 50 : 12)) d_.new_keys = r_.below(most + 2);
+    if (k_.decodes && r_.chance(50)) d_.mode = int(r_.below(4));
+    if (r_.chance(25)) d_.multiprocessors = r_.any_of({1, 2, 3, 5, 8, 20, 60});
+    d_.largest_workspace = r_.chance(12);
+    d_.room = r_.chance(25) ? r_.below(1000) : 0;
   }
 
   void checks() {
     const AttentionCase& c = d_.c;
-    d_.again_without_lse = one_in(2), d_.again_in_graph = one_in(3);
-    for (int i = 0; i < 2 && d_.batch() > 0 && one_in(2); ++i) d_.alone.push_back(r_.below(d_.batch()));
+    d_.again_without_lse = r_.chance(50), d_.again_in_graph = r_.chance(33);
+    for (int i = 0; i < 2 && d_.batch() > 0 && r_.chance(50); ++i) d_.alone.push_back(r_.below(d_.batch()));
     int64_t work = 0;
     for (size_t b = 0; b < c.q_lens.size(); ++b)
       work += c.q_lens[b] * c.heads * (c.kv_lens[b] + 8) * (c.dim + c.value_dim());
@@ -399,11 +394,11 @@ class Drawer {
   }
 
   void refusals() {
-    if (d_.empty() || d_.told_extent || !one_in(20)) return;
+    if (d_.empty() || d_.told_extent || !r_.chance(5)) return;
     AttentionCase& c = d_.c;
     const bool workspace = k_.workspace || k_.decodes;
-    const Refused why = any_of({Refused::small_workspace, Refused::odd_workspace, Refused::large_head, Refused::odd_dim,
-                                Refused::splits, Refused::many_queries, Refused::in_place});
+    const Refused why = r_.any_of({Refused::small_workspace, Refused::odd_workspace, Refused::large_head,
+                                   Refused::odd_dim, Refused::splits, Refused::many_queries, Refused::in_place});
     if (!workspace && (why == Refused::small_workspace || why == Refused::odd_workspace)) return;
     if (why == Refused::many_queries) {
       if (!k_.decodes) return;
@@ -413,8 +408,8 @@ class Drawer {
       if (k_.any_dim || k_.most_dim >= 256) return;
       c.dim = k_.most_dim + 8;
     }
-    if (why == Refused::odd_dim) c.dim = any_of<int64_t>({264, 520, k_.key_pack == 32 ? 568 : 12});
-    if (why == Refused::splits) c.splits = any_of({257, -1, 1000}), d_.set_splits = true;
+    if (why == Refused::odd_dim) c.dim = r_.any_of<int64_t>({264, 520, k_.key_pack == 32 ? 568 : 12});
+    if (why == Refused::splits) c.splits = r_.any_of({257, -1, 1000}), d_.set_splits = true;
     if (why == Refused::in_place) {
       // Results of another width, or of heads that are too large.
       if (!k_.in_place || d_.rows() == 0 || c.value_dim() > c.dim) return;

@@ -8,11 +8,6 @@
 
 namespace test {
 
-inline int64_t draw_one(Random& random, std::initializer_list<int64_t> of) {
-  return of.begin()[random.below(int64_t(of.size()))];
-}
-inline bool chance(Random& random, int percent) { return random.below(100) < percent; }
-
 // Where a matrix lies, whatever its type.
 struct Place {
   int kind = 0;  // 0: rows without gaps, 1: at multiples of 16 bytes, 2: of 8 bytes, 3: anywhere

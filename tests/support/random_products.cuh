@@ -89,7 +89,7 @@ inline int64_t draw_tokens(Random& random) {
   if (what < 2) return 0;
   if (what < 42) return 1 + random.below(16);
   if (what < 78)
-    return std::max<int64_t>(1, draw_one(random, {32, 64, 96, 128, 160, 192, 256, 320, 384}) + random.below(3) - 1);
+    return std::max<int64_t>(1, random.any_of({32, 64, 96, 128, 160, 192, 256, 320, 384}) + random.below(3) - 1);
   return 1 + random.below(600);
 }
 inline int64_t draw_outputs(Random& random) {
@@ -105,9 +105,9 @@ inline int64_t draw_columns(Random& random) {
   if (what < 2) return 0;
   if (what < 10) return 1 + random.below(40);
   if (what < 25) return 1 + random.below(2000);
-  if (what < 50) return draw_one(random, {8, 16, 32, 64, 128}) * (1 + random.below(12));
-  if (what < 80) return draw_one(random, {16, 32, 64, 128}) * (1 + random.below(40));
-  return std::max<int64_t>(1, 64 * (1 + random.below(80)) + draw_one(random, {-8, -1, 0, 1, 8, 16, 32}));
+  if (what < 50) return random.any_of({8, 16, 32, 64, 128}) * (1 + random.below(12));
+  if (what < 80) return random.any_of({16, 32, 64, 128}) * (1 + random.below(40));
+  return std::max<int64_t>(1, 64 * (1 + random.below(80)) + random.any_of({-8, -1, 0, 1, 8, 16, 32}));
 }
 inline Drawn draw_product(const Operands& kind, uint64_t seed) {
   Random random(seed * 1000003 + 17);
@@ -118,26 +118,26 @@ inline Drawn draw_product(const Operands& kind, uint64_t seed) {
   } while (d.n * d.k > 3000000 || d.m * d.k > 1500000 || d.m * d.n > 600000);
   if (kind.by_token && d.m > 60) d.m = 1 + d.m % 60;
   for (int i = 0; i < kind.parts; ++i) {
-    d.parts.push_back(kind.parts == 1 ? d.n : chance(random, 15) ? 0 : 1 + random.below(d.n + 1));
-    if (kind.parts > 1 && chance(random, 50)) d.parts.back() = (d.parts.back() + 127) / 128 * 128;
+    d.parts.push_back(kind.parts == 1 ? d.n : random.chance(15) ? 0 : 1 + random.below(d.n + 1));
+    if (kind.parts > 1 && random.chance(50)) d.parts.back() = (d.parts.back() + 127) / 128 * 128;
   }
   if (kind.turned) {
-    d.head_dim = int(draw_one(random, {8, 16, 32, 48, 64, 64, 128, 128, 256}));
-    d.rotary = chance(random, 70) ? d.head_dim : int(2 * random.below(d.head_dim / 2 + 1));
+    d.head_dim = random.any_of({8, 16, 32, 48, 64, 64, 128, 128, 256});
+    d.rotary = random.chance(70) ? d.head_dim : int(2 * random.below(d.head_dim / 2 + 1));
     for (int i = 0; i < 3; ++i) d.parts[size_t(i)] = d.head_dim * (i < 2 ? 1 + random.below(512 / d.head_dim) : 1);
   }
   if (kind.parts > 1) d.n = d.parts[0] + d.parts[1] + d.parts[2];
 
   d.rows = d.m;
-  if (kind.groups && chance(random, 30) && d.m > 0) {
-    d.count = chance(random, 10) ? 1 : 1 + random.below(chance(random, 15) ? 40 : 7);
+  if (kind.groups && random.chance(30) && d.m > 0) {
+    d.count = random.chance(10) ? 1 : 1 + random.below(random.chance(15) ? 40 : 7);
     while (d.count > 1 && d.count * d.n * d.k > 4000000) --d.count;
-    if (chance(random, 70)) {
+    if (random.chance(70)) {
       // Some groups are empty, and some rows may belong to none.
       std::vector<int32_t> ends;
-      const int64_t used = chance(random, 30) ? random.below(d.m + 1) : d.m;
+      const int64_t used = random.chance(30) ? random.below(d.m + 1) : d.m;
       for (int64_t g = 1; g < d.count; ++g)
-        ends.push_back(chance(random, 20) && !ends.empty() ? ends.back() : int32_t(random.below(used + 1)));
+        ends.push_back(random.chance(20) && !ends.empty() ? ends.back() : int32_t(random.below(used + 1)));
       std::sort(ends.begin(), ends.end());
       d.offsets = {0};
       d.offsets.insert(d.offsets.end(), ends.begin(), ends.end());
@@ -151,42 +151,42 @@ inline Drawn draw_product(const Operands& kind, uint64_t seed) {
 
   d.x = draw_place(random), d.residual = draw_place(random);
   for (int i = 0; i < 3; ++i) {
-    d.w[i] = i > 0 && chance(random, 70) ? d.w[0] : draw_place(random);
+    d.w[i] = i > 0 && random.chance(70) ? d.w[0] : draw_place(random);
     d.y[i] = draw_place(random), d.scales[i] = draw_place(random);
   }
-  d.one_row = chance(random, 2);
-  d.elsewhere = chance(random, 30), d.bias = chance(random, 70), d.activation = int(random.below(4));
+  d.one_row = random.chance(2);
+  d.elsewhere = random.chance(30), d.bias = random.chance(70), d.activation = int(random.below(4));
   for (int i = 0; i < 2; ++i) {
     d.grain[i] = Grain(random.below(4));
-    d.group[i] = draw_one(random, {8, 16, 16, 32, 32, 64, 64, 128, 128, 128, 256, 512, 4096});
-    if (chance(random, 4)) d.group[i] = draw_one(random, {1, 2, 4});
-    if (kind.eight && chance(random, 70)) d.group[i] = std::max<int64_t>(128, d.group[i]);
+    d.group[i] = random.any_of({8, 16, 16, 32, 32, 64, 64, 128, 128, 128, 256, 512, 4096});
+    if (random.chance(4)) d.group[i] = random.any_of({1, 2, 4});
+    if (kind.eight && random.chance(70)) d.group[i] = std::max<int64_t>(128, d.group[i]);
   }
-  if (chance(random, 85)) d.group[1] = d.group[0];
+  if (random.chance(85)) d.group[1] = d.group[0];
 
   const int64_t path = random.below(100);
   if (path >= 45) {
     if (path < 85)
       d.policy.path = kind.floats ? Path::simt : Path::gemm;
     else
-      d.policy.path = chance(random, 50) ? Path::gemv : Path::skinny;
+      d.policy.path = random.chance(50) ? Path::gemv : Path::skinny;
     if (path >= 60 && path < 85) {
       const TileSize tile = kTileSizes[random.below(int64_t(sizeof(kTileSizes) / sizeof(TileSize)))];
-      d.policy.tile_tokens = chance(random, 15) ? 0 : tile.tokens;
-      d.policy.tile_rows = chance(random, 15) ? 0 : tile.rows;
-      d.policy.tiles_at_once = chance(random, 50) ? tile.at_once : 0;
+      d.policy.tile_tokens = random.chance(15) ? 0 : tile.tokens;
+      d.policy.tile_rows = random.chance(15) ? 0 : tile.rows;
+      d.policy.tiles_at_once = random.chance(50) ? tile.at_once : 0;
     }
   }
-  d.policy.batch_invariant = chance(random, 18);
-  d.policy.fast_sums = chance(random, 30);
-  d.policy.weights_ready = chance(random, 40);
-  d.programmatic = chance(random, 40), d.constant = chance(random, 30);
-  d.late = chance(random, 15);
+  d.policy.batch_invariant = random.chance(18);
+  d.policy.fast_sums = random.chance(30);
+  d.policy.weights_ready = random.chance(40);
+  d.programmatic = random.chance(40), d.constant = random.chance(30);
+  d.late = random.chance(15);
   if (d.late) d.programmatic = true;
-  d.graph = chance(random, 15);
+  d.graph = random.chance(15);
   d.room = Room(random.below(4));
-  if (chance(random, 30)) d.sms = int(1 + random.below(chance(random, 50) ? 8 : 160));
-  if (chance(random, 35)) d.gbs = int(draw_one(random, {0, 1, 1 << 20, 1 << 20, 1 << 20}));
+  if (random.chance(30)) d.sms = int(1 + random.below(random.chance(50) ? 8 : 160));
+  if (random.chance(35)) d.gbs = random.any_of({0, 1, 1 << 20, 1 << 20, 1 << 20});
   return d;
 }
 
@@ -910,7 +910,7 @@ class RandomCall {
   std::string check_invariant() {
     Random random(d.seed + 6);
     Drawn few = d;
-    few.m = few.rows = 1 + random.below(chance(random, 50) ? 1 : d.m);
+    few.m = few.rows = 1 + random.below(random.chance(50) ? 1 : d.m);
     const int64_t first = d.one_row || d.kind.by_token ? 0 : random.below(d.m - few.m + 1);
     RandomCall other(few, first);
     if (room) other.share_room(size_t(room->cols()));
