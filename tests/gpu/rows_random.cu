@@ -43,7 +43,7 @@ Drawn draw_rows(const char* name, uint64_t seed) {
   else if (of_cols < 20)
     d.cols = 1 + random.below(70);
   else if (of_cols < 55)
-    d.cols = std::max<int64_t>(1, (int64_t(1) << (5 + random.below(10))) + random.below(3) - 1);
+    d.cols = int64_t(1) << (5 + random.below(10)), d.cols += random.below(3) - 1;
   else if (of_cols < 75)
     d.cols = 32 * (1 + random.below(300));
   else if (of_cols < 95)

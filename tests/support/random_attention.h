@@ -326,6 +326,10 @@ class Drawer {
   TableAt place(int64_t batch, int64_t head, int64_t query) {
     return {r_.below(8), r_.chance(33) ? 0 : batch, r_.chance(33) ? 0 : head, r_.chance(33) ? 0 : query};
   }
+  TableAt bias() {
+    const int64_t batch = 976 + r_.below(2), head = 130 + r_.below(2), query = 7 + r_.below(2);
+    return place(batch, head, query);
+  }
   void score() {
     DrawnScore& s = d_.score;
     if (k_.no_mask) return;
@@ -347,14 +351,14 @@ class Drawer {
         if (r_.chance(25)) s.maps.insert(s.maps.begin() + r_.below(int64_t(s.maps.size()) + 1), m);
       }
       s.cap = float(r_.any_of({0.5, 2.0, 20.0, 50.0}));
-      s.bias = place(976 + r_.below(2), 130 + r_.below(2), 7 + r_.below(2));
+      s.bias = bias();
       s.bits = place(613, 37, 5), s.tree = place(401, 0, 3);
       s.has_bits = r_.chance(20), s.has_tree = r_.chance(17), s.own_mask = r_.chance(17), s.has_sinks = r_.chance(25);
       s.slopes = r_.below(64), s.sinks = r_.below(64);
       if (k_.ranges && r_.chance(50)) s.chunk = r_.any_of<int64_t>({1, 16, 37, 128, 500});
     }
     s.has_last_bias = k_.bias && r_.chance(50);
-    s.last_bias = place(976 + r_.below(2), 130 + r_.below(2), 7 + r_.below(2));
+    s.last_bias = bias();
   }
 
   void options() {
@@ -444,7 +448,10 @@ struct ScoreNumbers {
       const int64_t kind = random.below(8);
       x = kind == 0 ? 0 : kind == 1 ? ~uint32_t(0) : uint32_t(random.bits());
     }
-    for (auto& x : slopes) x = float(std::ldexp(1.0, -int(random.below(9))) * (random.below(4) == 0 ? -0.1 : 1));
+    for (auto& x : slopes) {
+      const double size = std::ldexp(1.0, -int(random.below(9)));
+      x = float(random.below(4) == 0 ? -0.1 * size : size);
+    }
     for (auto& x : sinks)
       x = random.below(5) == 0 ? -std::numeric_limits<float>::infinity() : float(3 * random.normal());
   }

@@ -88,26 +88,28 @@ inline int64_t draw_tokens(Random& random) {
   const int64_t what = random.below(100);
   if (what < 2) return 0;
   if (what < 42) return 1 + random.below(16);
-  if (what < 78)
-    return std::max<int64_t>(1, random.any_of({32, 64, 96, 128, 160, 192, 256, 320, 384}) + random.below(3) - 1);
-  return 1 + random.below(600);
+  if (what >= 78) return 1 + random.below(600);
+  const int tile = random.any_of({32, 64, 96, 128, 160, 192, 256, 320, 384});
+  return tile + random.below(3) - 1;
 }
 inline int64_t draw_outputs(Random& random) {
   const int64_t what = random.below(100);
   if (what < 1) return 0;
   if (what < 15) return 1 + random.below(20);
   if (what < 40) return 8 * (1 + random.below(100));
-  if (what < 65) return std::max<int64_t>(1, 64 * (1 + random.below(20)) + random.below(3) - 1);
-  return what < 85 ? 1 + random.below(700) : 1 + random.below(3000);
+  if (what >= 65) return 1 + random.below(what < 85 ? 700 : 3000);
+  const int64_t tiles = 1 + random.below(20);
+  return 64 * tiles + random.below(3) - 1;
 }
 inline int64_t draw_columns(Random& random) {
   const int64_t what = random.below(100);
   if (what < 2) return 0;
   if (what < 10) return 1 + random.below(40);
   if (what < 25) return 1 + random.below(2000);
-  if (what < 50) return random.any_of({8, 16, 32, 64, 128}) * (1 + random.below(12));
-  if (what < 80) return random.any_of({16, 32, 64, 128}) * (1 + random.below(40));
-  return std::max<int64_t>(1, 64 * (1 + random.below(80)) + random.any_of({-8, -1, 0, 1, 8, 16, 32}));
+  const int64_t unit = what < 50 ? random.any_of({8, 16, 32, 64, 128}) : random.any_of({16, 32, 64, 128});
+  if (what < 80) return unit * (1 + random.below(what < 50 ? 12 : 40));
+  const int64_t steps = 1 + random.below(80);
+  return 64 * steps + random.any_of({-8, -1, 0, 1, 8, 16, 32});
 }
 inline Drawn draw_product(const Operands& kind, uint64_t seed) {
   Random random(seed * 1000003 + 17);
