@@ -12,16 +12,16 @@ using k::half;
 // Layouts, scores and sizes of heads, each with several of the others.
 std::vector<RandomFamily> families() {
   return {
-      family<256, Place::paged, half, half, KvTypes<half>, MapsInWindow>("half in pages"),
-      family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents | kWorkspace>("bfloat16"),
-      family<128, Place::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder | kWorkspace>("half, ragged"),
-      family<128, Place::dense, float, half, KvTypes<half, bfloat16>, RangesInWindow>("half and bfloat16"),
-      family<64, Place::paged, bfloat16, float, KvTypes<bfloat16>, RangesInWindow, kAnyOrder | kWorkspace>(
+      family<256, ViewKind::paged, half, half, KvTypes<half>, MapsInWindow>("half in pages"),
+      family<0, ViewKind::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents | kWorkspace>("bfloat16"),
+      family<128, ViewKind::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder | kWorkspace>("half, ragged"),
+      family<128, ViewKind::dense, float, half, KvTypes<half, bfloat16>, RangesInWindow>("half and bfloat16"),
+      family<64, ViewKind::paged, bfloat16, float, KvTypes<bfloat16>, RangesInWindow, kAnyOrder | kWorkspace>(
           "bfloat16 in pages"),
-      family<128, Place::dense, half, half, KvTypes<half>, k::NoMask>("half without a mask"),
-      family<0, Place::dense, float, float, KvTypes<float>, RangesInWindow, kWorkspace>("float"),
-      family<0, Place::paged, half, half, KvTypes<half, float>, MapsAndBias, kAnyOrder>("half and float"),
-      family<576, Place::paged, bfloat16, float, KvTypes<bfloat16>, MapsInWindow, kLatents | kWorkspace>("latents"),
+      family<128, ViewKind::dense, half, half, KvTypes<half>, k::NoMask>("half without a mask"),
+      family<0, ViewKind::dense, float, float, KvTypes<float>, RangesInWindow, kWorkspace>("float"),
+      family<0, ViewKind::paged, half, half, KvTypes<half, float>, MapsAndBias, kAnyOrder>("half and float"),
+      family<576, ViewKind::paged, bfloat16, float, KvTypes<bfloat16>, MapsInWindow, kLatents | kWorkspace>("latents"),
   };
 }
 

@@ -11,26 +11,26 @@ using k::float8_e4m3;
 using k::float8_e5m2;
 using k::half;
 
-template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+template <int kDim, ViewKind kView, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
 RandomFamily family(const char* name) {
-  return test::family<kDim, kPlace, TQ, TO, Kv, Score, kFlags | kDecodes>(name);
+  return test::family<kDim, kView, TQ, TO, Kv, Score, kFlags | kDecodes>(name);
 }
 
 std::vector<RandomFamily> families() {
   return {
-      family<128, Place::paged, half, float, KvTypes<half>, MapsInWindow>("half in pages"),
-      family<0, Place::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("bfloat16"),
-      family<64, Place::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder>("half, ragged"),
-      family<256, Place::paged, float, half, KvTypes<bfloat16, half>, k::Window, kAnyOrder>("bfloat16 and half"),
-      family<128, Place::paged, bfloat16, bfloat16, KvTypes<int8_t, int8_t, float>, k::Window>("int8"),
-      family<64, Place::dense, half, half, KvTypes<k::Int4, k::Int4, half>, RangesInWindow>("int4"),
-      family<128, Place::ragged, half, float, KvTypes<float8_e4m3, float8_e5m2>, k::Window>("e4m3 and e5m2"),
-      family<0, Place::dense, float, float, KvTypes<float>, RangesInWindow>("float"),
-      family<64, Place::ragged, half, half, KvTypes<half, half, float>, MapsInWindow>("half with scales"),
-      family<64, Place::paged, float, float, KvTypes<bfloat16, k::Int4, k::Nothing, half>, k::Window>(
+      family<128, ViewKind::paged, half, float, KvTypes<half>, MapsInWindow>("half in pages"),
+      family<0, ViewKind::dense, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("bfloat16"),
+      family<64, ViewKind::ragged, half, half, KvTypes<half>, MapsAndBias, kAnyOrder>("half, ragged"),
+      family<256, ViewKind::paged, float, half, KvTypes<bfloat16, half>, k::Window, kAnyOrder>("bfloat16 and half"),
+      family<128, ViewKind::paged, bfloat16, bfloat16, KvTypes<int8_t, int8_t, float>, k::Window>("int8"),
+      family<64, ViewKind::dense, half, half, KvTypes<k::Int4, k::Int4, half>, RangesInWindow>("int4"),
+      family<128, ViewKind::ragged, half, float, KvTypes<float8_e4m3, float8_e5m2>, k::Window>("e4m3 and e5m2"),
+      family<0, ViewKind::dense, float, float, KvTypes<float>, RangesInWindow>("float"),
+      family<64, ViewKind::ragged, half, half, KvTypes<half, half, float>, MapsInWindow>("half with scales"),
+      family<64, ViewKind::paged, float, float, KvTypes<bfloat16, k::Int4, k::Nothing, half>, k::Window>(
           "bfloat16 and int4"),
-      family<64, Place::dense, half, half, KvTypes<int8_t, half, float, k::Nothing>, k::NoMask>("int8 and half"),
-      family<576, Place::paged, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("latents"),
+      family<64, ViewKind::dense, half, half, KvTypes<int8_t, half, float, k::Nothing>, k::NoMask>("int8 and half"),
+      family<576, ViewKind::paged, bfloat16, bfloat16, KvTypes<bfloat16>, k::Window, kLatents>("latents"),
   };
 }
 

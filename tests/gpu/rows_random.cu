@@ -11,7 +11,7 @@ using namespace test;
 
 namespace {
 
-struct Drawn {
+struct DrawnRows {
   const char* name = "";
   uint64_t seed = 0;
   int64_t rows = 0, cols = 0, group = 0;
@@ -33,9 +33,9 @@ struct Drawn {
   }
 };
 
-Drawn draw_rows(const char* name, uint64_t seed) {
+DrawnRows draw_rows(const char* name, uint64_t seed) {
   Random random(seed * 7919 + 3);
-  Drawn d;
+  DrawnRows d;
   d.name = name, d.seed = seed;
   const int64_t of_cols = random.below(100), of_rows = random.below(100);
   if (of_cols < 2)
@@ -88,7 +88,7 @@ enum class Ends { store, codes, groups };
 template <class Op, class S, class K, class D, Ends kEnds>
 class RandomRowsCall {
  public:
-  explicit RandomRowsCall(const Drawn& drawn, int64_t start = 0)
+  explicit RandomRowsCall(const DrawnRows& drawn, int64_t start = 0)
       : d(drawn),
         first(start),
         x(d.rows, d.cols, d.one_row ? 0 : d.x.ld<S>(d.cols), d.x.shift<S>(),
@@ -162,7 +162,7 @@ class RandomRowsCall {
     return d.policy.batch_invariant ? check_invariant() : "";
   }
 
-  Drawn d;
+  DrawnRows d;
   int64_t first;
   Stream stream;
   Device<S> x;
@@ -304,7 +304,7 @@ class RandomRowsCall {
   // Some of the rows, alone.
   std::string check_invariant() {
     Random random(d.seed + 6);
-    Drawn few = d;
+    DrawnRows few = d;
     few.rows = 1 + random.below(d.rows);
     // What is dropped depends on the row's number.
     const int64_t start = d.one_row || (d.dropped > 0 && d.dropped < 1) ? 0 : random.below(d.rows - few.rows + 1);
@@ -339,12 +339,12 @@ void random_rows(const char* name, int64_t usual = 150) {
   each_random_call(
       usual,
       [&](uint64_t seed) {
-        Drawn d = draw_rows(name, seed);
+        DrawnRows d = draw_rows(name, seed);
         // A group of nothing but what silu or gelu leave of large negative numbers has any codes.
         if (kEnds == Ends::groups && d.activation > 1) d.activation = 1;
         return d;
       },
-      [](const Drawn& d) { return RandomRowsCall<Op, S, K, D, kEnds>(d).run(); });
+      [](const DrawnRows& d) { return RandomRowsCall<Op, S, K, D, kEnds>(d).run(); });
 }
 
 using H = k::half;

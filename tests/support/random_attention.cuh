@@ -170,14 +170,14 @@ struct KvTypes {
 };
 constexpr unsigned kWorkspace = 1, kAnyOrder = 2, kDecodes = 4, kLatents = 8;
 
-template <int kDim, Place kPlace, class TQ_, class TO_, class Kv_, class Score_, unsigned kFlags = 0>
+template <int kDim, ViewKind kView, class TQ_, class TO_, class Kv_, class Score_, unsigned kFlags = 0>
 struct Family {
   using TQ = TQ_;
   using TO = TO_;
   using Kv = Kv_;
   using Score = Score_;
   static constexpr int dim = kDim;
-  static constexpr Place place = kPlace;
+  static constexpr ViewKind view = kView;
   static constexpr bool workspace = (kFlags & kWorkspace) != 0, heads = (kFlags & kAnyOrder) != 0,
                         decodes = (kFlags & kDecodes) != 0, latents = (kFlags & kLatents) != 0;
 };
@@ -194,7 +194,7 @@ Kinds kinds_of(const char* name) {
   Kinds kinds{};
   kinds.name = name;
   kinds.most_dim = F::dim > 0 ? F::dim : 576, kinds.any_dim = F::dim == 0;
-  kinds.place = F::place;
+  kinds.view = F::view;
   kinds.key_pack = elements_of_16_bytes<typename Kv::Key>, kinds.value_pack = elements_of_16_bytes<typename Kv::Value>;
   kinds.scaled_keys = !std::is_same<typename Kv::KeyScale, k::Nothing>::value;
   kinds.scaled_values = !std::is_same<typename Kv::ValueScale, k::Nothing>::value;
@@ -264,7 +264,7 @@ struct How {
 };
 
 template <class F>
-class RandomCall {
+class RandomAttention {
   using TQ = typename F::TQ;
   using TO = typename F::TO;
   using Kv = typename F::Kv;
@@ -273,7 +273,7 @@ class RandomCall {
   static constexpr bool of_float = stored<typename Kv::Key> == DType::f32 || stored<typename Kv::Value> == DType::f32;
 
  public:
-  RandomCall(Tally& t, const Drawn& drawn)
+  RandomAttention(Tally& t, const DrawnAttention& drawn)
       : t_(t),
         d_(drawn),
         c_(drawn.c),
@@ -378,9 +378,9 @@ class RandomCall {
   }
   // From sequence `first` on.
   auto view(int64_t first) const {
-    if constexpr (F::place == Place::ragged)
+    if constexpr (F::view == ViewKind::ragged)
       return k::ragged_kv(key_tensor(), value_tensor(), kv_offsets_.data() + first);
-    else if constexpr (F::place == Place::paged)
+    else if constexpr (F::view == ViewKind::paged)
       return k::paged_kv(key_tensor(), value_tensor(),
                          k::pages(table_.data() + first * where_.table_ld, where_.table_ld, where_.page),
                          lengths(first));
@@ -437,7 +437,7 @@ class RandomCall {
     if (how.alone >= 0) {
       // decode() chooses its tiles by the most queries of any sequence, and with them the last bits.
       if (!F::decodes) shape.q_len = end_row(how.alone) - first_row(how.alone);
-      if constexpr (F::place == Place::dense) {
+      if constexpr (F::view == ViewKind::dense) {
         std::vector<int32_t> all(size_t(d_.batch()) + 1, int32_t(first_row(how.alone)));
         std::fill(all.begin() + how.alone + 1, all.end(), int32_t(end_row(how.alone)));
         others_empty = std::make_unique<OnDevice<int32_t>>(all);
@@ -448,10 +448,10 @@ class RandomCall {
     }
     const k::Exec ex = exec();
     const k::Attention options = this->options(how);
-    const size_t bytes = workspace_bytes(ex, shape, options) + size_t(d_.room);
+    const size_t bytes = workspace_bytes(ex, shape, options) + size_t(d_.spare_bytes);
     const Scratch memory(bytes + (refused == Refused::odd_workspace ? 8 : 0), how.fill);
     k::Workspace workspace{memory.data(), bytes};
-    if (refused == Refused::small_workspace) workspace.bytes -= size_t(d_.room) + 1;
+    if (refused == Refused::small_workspace) workspace.bytes -= size_t(d_.spare_bytes) + 1;
     if (refused == Refused::odd_workspace) workspace.ptr = memory.data() + 8;
     k::Status status;
     run_in(stream_, how.in_graph, [&] { status = launch(ex, shape, first, workspace, options); });
@@ -606,7 +606,7 @@ class RandomCall {
   }
 
   Tally& t_;
-  const Drawn& d_;
+  const DrawnAttention& d_;
   const AttentionCase& c_;
   const Placement where_;
   const Keys key_;
@@ -624,12 +624,12 @@ class RandomCall {
 
 struct RandomFamily {
   Kinds kinds;
-  void (*make)(Tally&, const Drawn&);
+  void (*make)(Tally&, const DrawnAttention&);
 };
-template <int kDim, Place kPlace, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
+template <int kDim, ViewKind kView, class TQ, class TO, class Kv, class Score, unsigned kFlags = 0>
 RandomFamily family(const char* name) {
-  using F = Family<kDim, kPlace, TQ, TO, Kv, Score, kFlags>;
-  return {kinds_of<F>(name), [](Tally& t, const Drawn& d) { RandomCall<F>(t, d).run(); }};
+  using F = Family<kDim, kView, TQ, TO, Kv, Score, kFlags>;
+  return {kinds_of<F>(name), [](Tally& t, const DrawnAttention& d) { RandomAttention<F>(t, d).run(); }};
 }
 
 inline void random_attention(const std::vector<RandomFamily>& families, int64_t usual) {
@@ -639,7 +639,7 @@ inline void random_attention(const std::vector<RandomFamily>& families, int64_t 
   std::atomic<int64_t> checked{0};
   each_random_call(
       usual, [&](uint64_t seed) { return draw(seed, kinds); },
-      [&](const Drawn& d) {
+      [&](const DrawnAttention& d) {
         Tally t;
         families[size_t(d.family)].make(t, d);
         checked += t.checked();

@@ -8,12 +8,12 @@
 namespace test {
 
 // What the types of a call leave to be drawn. Sizes of types are elements in 16 bytes.
-enum class Place { dense, ragged, paged };
+enum class ViewKind { dense, ragged, paged };
 struct Kinds {
   const char* name;
   int64_t most_dim;  // of a head
   bool any_dim;      // attention<0>()
-  Place place;
+  ViewKind view;
   int64_t key_pack, value_pack;
   bool scaled_keys, scaled_values;
   bool of_float;      // keys or values
@@ -76,7 +76,7 @@ inline const char* name_of(Refused why) {
   return names[int(why)];
 }
 
-struct Drawn {
+struct DrawnAttention {
   uint64_t seed = 0;
   int family = 0;
   const char* name = "";
@@ -99,7 +99,7 @@ struct Drawn {
   int mode = 0;             // of decode(): automatic, plain, tensor, precise
   int multiprocessors = 0;  // as the call is told; 0: as many as there are
   bool largest_workspace = false;
-  int64_t room = 0;  // bytes of a workspace beyond what is needed
+  int64_t spare_bytes = 0;  // of a workspace, beyond what is needed
   bool again_without_lse = false, again_in_graph = false;
   std::vector<int64_t> alone;  // sequences that are attended to by themselves as well
   int64_t step = 1;            // of the results that are checked
@@ -111,7 +111,7 @@ struct Drawn {
   std::string describe() const;
 };
 
-inline std::string Drawn::describe() const {
+inline std::string DrawnAttention::describe() const {
   std::ostringstream out;
   out << name << ", batch " << batch() << (c.ragged_q ? " ragged, " : ", ");
   const std::string shape = c.describe();
@@ -159,7 +159,7 @@ class Drawer {
     k_ = families[size_t(d_.family)];
     d_.name = k_.name;
   }
-  Drawn draw() {
+  DrawnAttention draw() {
     lengths();
     heads();
     fit();
@@ -222,7 +222,7 @@ class Drawer {
                                                       : length(most_kv);
       c.kv_lens.push_back(kv);
     }
-    d_.told_length = even && batch > 0 && k_.place != Place::ragged && r_.chance(50);
+    d_.told_length = even && batch > 0 && k_.view != ViewKind::ragged && r_.chance(50);
   }
 
   void heads() {
@@ -304,9 +304,9 @@ class Drawer {
   void memory() {
     AttentionCase& c = d_.c;
     const bool head_first = r_.chance(50);
-    d_.layout = k_.place == Place::ragged  ? Layout::ragged
-                : k_.place == Place::dense ? (head_first ? Layout::hnd : Layout::nhd)
-                                           : (head_first ? Layout::paged_hnd : Layout::paged_nhd);
+    d_.layout = k_.view == ViewKind::ragged  ? Layout::ragged
+                : k_.view == ViewKind::dense ? (head_first ? Layout::hnd : Layout::nhd)
+                                             : (head_first ? Layout::paged_hnd : Layout::paged_nhd);
     d_.page = r_.any_of<int64_t>({1, 7, 16, 16, 64, 64, 128, 24});
     d_.key = side(c.dim, k_.key_pack), d_.value = side(c.value_dim(), k_.value_pack);
     d_.told_extent = !k_.scaled_keys && !k_.scaled_values && d_.column < 0 && r_.chance(33);
@@ -383,7 +383,7 @@ class Drawer {
     if (k_.decodes && r_.chance(50)) d_.mode = int(r_.below(4));
     if (r_.chance(25)) d_.multiprocessors = r_.any_of({1, 2, 3, 5, 8, 20, 60});
     d_.largest_workspace = r_.chance(12);
-    d_.room = r_.chance(25) ? r_.below(1000) : 0;
+    d_.spare_bytes = r_.chance(25) ? r_.below(1000) : 0;
   }
 
   void checks() {
@@ -421,16 +421,16 @@ class Drawer {
       d_.query_order = d_.result_order = -1;
     }
     d_.in_place = why == Refused::in_place;
-    d_.largest_workspace = false, d_.room = 0;  // or else one byte less would do
+    d_.largest_workspace = false, d_.spare_bytes = 0;  // or else one byte less would do
     d_.refused = why;
   }
 
   Random r_;
   Kinds k_;
-  Drawn d_;
+  DrawnAttention d_;
 };
 
-inline Drawn draw(uint64_t seed, const std::vector<Kinds>& families) { return Drawer(seed, families).draw(); }
+inline DrawnAttention draw(uint64_t seed, const std::vector<Kinds>& families) { return Drawer(seed, families).draw(); }
 
 // ---- tables, which all scores share ---------------------------------------------------------------------------------
 

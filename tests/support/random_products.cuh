@@ -24,7 +24,7 @@ struct Operands {
   int top_k = 1;
 };
 
-struct Drawn {
+struct DrawnProduct {
   Operands kind;
   uint64_t seed = 0;
   int64_t m = 0, n = 0, k = 0, rows = 0;  // rows: of inputs and results
@@ -111,9 +111,9 @@ inline int64_t draw_columns(Random& random) {
   const int64_t steps = 1 + random.below(80);
   return 64 * steps + random.any_of({-8, -1, 0, 1, 8, 16, 32});
 }
-inline Drawn draw_product(const Operands& kind, uint64_t seed) {
+inline DrawnProduct draw_product(const Operands& kind, uint64_t seed) {
   Random random(seed * 1000003 + 17);
-  Drawn d;
+  DrawnProduct d;
   d.kind = kind, d.seed = seed;
   do {
     d.m = draw_tokens(random), d.n = draw_outputs(random), d.k = draw_columns(random);
@@ -199,7 +199,7 @@ template <class T, class U>
 struct PlainX {
   static constexpr int rounded = std::is_same<T, U>::value || sizeof(T) == 1 ? 0 : 1;
   Cells<T> x;
-  PlainX(const Drawn& d, int64_t first)
+  PlainX(const DrawnProduct& d, int64_t first)
       : x(d.seed + 1, sizeof(T) == 1 ? Values::codes : Values::normal, d.rows, d.k, d.one_row ? 0 : d.x.ld<T>(d.k),
           d.x.shift<T>(), first) {}
   auto source() const { return k::load(x.at(), x.ld()); }
@@ -216,7 +216,8 @@ template <class T>
 struct MappedX : PlainX<T, void> {
   static constexpr int rounded = 1;
   Cells<float> gamma;
-  MappedX(const Drawn& d, int64_t first) : PlainX<T, void>(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
+  MappedX(const DrawnProduct& d, int64_t first)
+      : PlainX<T, void>(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
   auto source() const { return PlainX<T, void>::source() | k::mul(gamma.at()); }
   Row<> row(int64_t r) const {
     Row<> out = PlainX<T, void>::row(r);
@@ -235,7 +236,7 @@ template <class X, class Norm>
 struct NormedX : X {
   static constexpr int rounded = 1;
   Cells<float> gamma;
-  NormedX(const Drawn& d, int64_t first) : X(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
+  NormedX(const DrawnProduct& d, int64_t first) : X(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
   auto source() const { return k::normed(X::source(), norm_of(Norm{})) | k::affine(gamma.at()); }
   Row<> row(int64_t r) const {
     Row<> out = X::row(r);
@@ -252,13 +253,13 @@ struct GatheredX {
   int64_t top_k;
   Cells<T> x;
   Cells<int32_t> order;
-  GatheredX(const Drawn& d, int64_t first)
+  GatheredX(const DrawnProduct& d, int64_t first)
       : top_k(top_k_of(d)),
         x(d.seed + 1, Values::normal, rows(d), d.k, d.one_row ? 0 : d.x.ld<T>(d.k), d.x.shift<T>()),
         order([&](int64_t, int64_t c) { return slot(d, c + first); }, 1, d.rows, d.rows, 0, 0) {}
-  static int64_t top_k_of(const Drawn& d) { return 1 + int64_t(d.seed % 3); }
-  static int64_t rows(const Drawn& d) { return d.all_rows / top_k_of(d) + 1; }
-  static int32_t slot(const Drawn& d, int64_t r) {
+  static int64_t top_k_of(const DrawnProduct& d) { return 1 + int64_t(d.seed % 3); }
+  static int64_t rows(const DrawnProduct& d) { return d.all_rows / top_k_of(d) + 1; }
+  static int32_t slot(const DrawnProduct& d, int64_t r) {
     const uint64_t bits = cell_bits(d.seed + 3, r, 0);
     if (bits % 50 == 0) return -1;
     return int32_t(bits / 64 % uint64_t(rows(d) * top_k_of(d)));
@@ -279,7 +280,7 @@ struct RepeatedX {
   static constexpr int rounded = 0;  // weights of each token take the gemv path, which rounds nothing
   int64_t times;
   Cells<T> x;
-  RepeatedX(const Drawn& d, int64_t first)
+  RepeatedX(const DrawnProduct& d, int64_t first)
       : times(d.kind.top_k),
         x(d.seed + 1, Values::normal, (d.rows + times - 1) / times, d.k, d.x.ld<T>(d.k), d.x.shift<T>(), first) {}
   auto source() const { return k::repeated(k::load(x.at(), x.ld()), times); }
@@ -326,7 +327,7 @@ template <class T>
 struct CodesX {
   static constexpr int rounded = 1;
   CodesOf<T, float> x;
-  CodesX(const Drawn& d, int64_t first)
+  CodesX(const DrawnProduct& d, int64_t first)
       : x(d.seed + 1, d.rows, d.k, d.grain[1] == Grain::block ? Grain::group : d.grain[1], d.group[1], d.x, d.scales[2],
           first) {}
   auto source() const { return x.source(); }
@@ -345,7 +346,7 @@ template <class T>
 struct PlainW {
   static constexpr int rounded = 0;
   Cells<T> w;
-  PlainW(const Drawn& d, int part, int64_t rows)
+  PlainW(const DrawnProduct& d, int part, int64_t rows)
       : w(d.seed + 10 + uint64_t(part), sizeof(T) == 1 ? Values::codes : Values::normal, rows, d.k,
           d.w[part].ld<T>(d.k), d.w[part].shift<T>()) {}
   auto source() const { return k::load(w.at(), w.ld()); }
@@ -361,7 +362,7 @@ struct MappedW : PlainW<T> {
 template <class T, class S>
 struct ScaledW : CodesOf<T, S> {
   static constexpr int rounded = 2;
-  ScaledW(const Drawn& d, int part, int64_t rows)
+  ScaledW(const DrawnProduct& d, int part, int64_t rows)
       : CodesOf<T, S>(d.seed + 10 + 2 * uint64_t(part), rows, d.k, d.grain[0], d.group[part == 1 ? 1 : 0], d.w[part],
                       d.scales[part]) {}
 };
@@ -369,7 +370,7 @@ struct ScaledW : CodesOf<T, S> {
 // Words of eight codes. Any bits are codes.
 struct WordsOf {
   Cells<uint32_t> words;
-  WordsOf(const Drawn& d, int part, int64_t rows, uint32_t keep = ~0u)
+  WordsOf(const DrawnProduct& d, int part, int64_t rows, uint32_t keep = ~0u)
       : words([&](int64_t r, int64_t c) { return uint32_t(cell_bits(d.seed + 20 + uint64_t(part), r, c)) & keep; },
               rows, (d.k + 7) / 8, d.w[part].ld<uint32_t>((d.k + 7) / 8), d.w[part].shift<uint32_t>(), 0) {}
   int nibble(int64_t row, int64_t col) const { return nibble_of(words.get(row, col / 8), col); }
@@ -381,7 +382,7 @@ struct FourW {
   int64_t group;  // 0: a row
   Cells<S> scales;
   Cells<uint8_t> zeros;
-  FourW(const Drawn& d, int part, int64_t rows)
+  FourW(const DrawnProduct& d, int part, int64_t rows)
       : codes(d, part, rows),
         group(d.grain[0] == Grain::row ? int64_t(1) << 40 : d.group[part == 1 ? 1 : 0]),
         scales(d.seed + 30 + uint64_t(part), Values::scales, rows, (d.k + group - 1) / group,
@@ -406,7 +407,7 @@ struct PowersW {
   WordsOf codes;
   int64_t group;
   Cells<uint8_t> scales;
-  PowersW(const Drawn& d, int part, int64_t rows)
+  PowersW(const DrawnProduct& d, int part, int64_t rows)
       : codes(d, part, rows),
         group(d.group[part == 1 ? 1 : 0]),
         scales([&](int64_t r, int64_t c) { return uint8_t(121 + cell_bits(d.seed + 30, r, c) % 9); }, rows,
@@ -426,18 +427,19 @@ struct PowersW {
 template <class W>
 struct Single {
   static constexpr int matrices = 1, rounded = W::rounded;
-  const Drawn& d;
+  const DrawnProduct& d;
   W w;
-  explicit Single(const Drawn& drawn, int64_t = 0) : d(drawn), w(d, 0, d.count * d.n) {}
+  explicit Single(const DrawnProduct& drawn, int64_t = 0) : d(drawn), w(d, 0, d.count * d.n) {}
   auto source() const { return w.source(); }
   double value(int, int64_t group, int64_t, int64_t n, int64_t i) const { return w(group * d.n + n, i); }
 };
 template <class W>
 struct Gates {
   static constexpr int matrices = 2, rounded = W::rounded;
-  const Drawn& d;
+  const DrawnProduct& d;
   W gate, up;
-  explicit Gates(const Drawn& drawn, int64_t = 0) : d(drawn), gate(d, 0, d.count * d.n), up(d, 1, d.count * d.n) {}
+  explicit Gates(const DrawnProduct& drawn, int64_t = 0)
+      : d(drawn), gate(d, 0, d.count * d.n), up(d, 1, d.count * d.n) {}
   auto source() const { return k::gated(gate.source(), up.source()); }
   double value(int matrix, int64_t group, int64_t, int64_t n, int64_t i) const {
     return matrix == 0 ? gate(group * d.n + n, i) : up(group * d.n + n, i);
@@ -446,9 +448,9 @@ struct Gates {
 template <class W>
 struct Stack {
   static constexpr int matrices = 1, rounded = W::rounded;
-  const Drawn& d;
+  const DrawnProduct& d;
   W a, b, c;
-  explicit Stack(const Drawn& drawn, int64_t = 0)
+  explicit Stack(const DrawnProduct& drawn, int64_t = 0)
       : d(drawn), a(d, 0, d.parts[0]), b(d, 1, d.parts[1]), c(d, 2, d.parts[2]) {}
   auto source() const { return k::stacked(a.source(), d.parts[0], b.source(), d.parts[1], c.source(), d.parts[2]); }
   double value(int, int64_t, int64_t, int64_t n, int64_t i) const {
@@ -463,7 +465,7 @@ struct Turns {
   Turning turn;
   Numbers<float, DeviceMemory> frequencies;
   Numbers<int32_t, DeviceMemory> positions;
-  Turns(const Drawn& d, int64_t first)
+  Turns(const DrawnProduct& d, int64_t first)
       : turn(d.head_dim, d.rotary, d.seed % 2 == 0, int(d.rows + first) + 1),
         frequencies(turn.frequencies),
         positions(std::vector<int32_t>(turn.positions.begin() + first, turn.positions.end())) {
@@ -475,7 +477,7 @@ struct Turns {
 template <class W>
 struct Heads : Stack<W> {
   Turns turns;
-  explicit Heads(const Drawn& d, int64_t first = 0) : Stack<W>(d), turns(d, first) {}
+  explicit Heads(const DrawnProduct& d, int64_t first = 0) : Stack<W>(d), turns(d, first) {}
   auto source() const {
     const auto& p = this->d.parts;
     return k::stacked(k::paired(this->a.source(), turns.map()), p[0], k::paired(this->b.source(), turns.map()), p[1],
@@ -487,10 +489,10 @@ struct Heads : Stack<W> {
 template <class W>
 struct OfExperts {
   static constexpr int matrices = 1, rounded = W::rounded, experts = 5;
-  const Drawn& d;
+  const DrawnProduct& d;
   W w;
   Cells<int32_t> ids;
-  explicit OfExperts(const Drawn& drawn, int64_t first = 0)
+  explicit OfExperts(const DrawnProduct& drawn, int64_t first = 0)
       : d(drawn),
         w(d, 0, experts * d.n),
         ids([&](int64_t, int64_t c) { return int32_t(cell_bits(d.seed + 50, c + first, 0) % experts); }, 1, d.rows,
@@ -504,10 +506,10 @@ struct OfExperts {
 
 template <class T>
 struct Results {
-  const Drawn& d;
+  const DrawnProduct& d;
   std::vector<std::unique_ptr<Device<T>>> y;
   std::vector<int64_t> begins;
-  Results(const Drawn& drawn, int parts) : d(drawn) {
+  Results(const DrawnProduct& drawn, int parts) : d(drawn) {
     for (int64_t i = 0, begin = 0; i < parts; begin += d.parts[size_t(i)], ++i) {
       const int64_t cols = parts == 1 ? d.n : d.parts[size_t(i)];
       const Place& place = d.y[i];
@@ -526,7 +528,7 @@ struct Results {
 
 template <class T>
 struct StoreOnly : Results<T> {
-  explicit StoreOnly(const Drawn& d, int64_t = 0) : Results<T>(d, 1) {}
+  explicit StoreOnly(const DrawnProduct& d, int64_t = 0) : Results<T>(d, 1) {}
   auto sink() const { return k::store(this->data(), this->ld()); }
   template <class Sum>
   Real<> want(int64_t, int64_t c, const Sum& sum) const {
@@ -537,8 +539,8 @@ struct StoreOnly : Results<T> {
 template <class T>
 struct Biased : Results<T> {
   Cells<float> bias;
-  explicit Biased(const Drawn& d, int64_t = 0) : Results<T>(d, 1), bias(bias_of(d, 0)) {}
-  static Cells<float> bias_of(const Drawn& d, int which) {
+  explicit Biased(const DrawnProduct& d, int64_t = 0) : Results<T>(d, 1), bias(bias_of(d, 0)) {}
+  static Cells<float> bias_of(const DrawnProduct& d, int which) {
     const auto& all = numbers<float>(Values::normal);
     return Cells<float>(
         [&](int64_t, int64_t c) { return d.bias ? all[cell_bits(d.seed + 60, which, c) % all.size()] : 0.f; }, 1, d.n,
@@ -558,7 +560,7 @@ template <class T>
 struct Residual : Results<T> {
   Cells<float> bias;
   Cells<T> residual;
-  explicit Residual(const Drawn& d, int64_t first = 0)
+  explicit Residual(const DrawnProduct& d, int64_t first = 0)
       : Results<T>(d, 1),
         bias(Biased<T>::bias_of(d, 0)),
         residual(d.seed + 70, Values::normal, d.rows, d.n, d.residual.ld<T>(d.n), d.residual.shift<T>(), first) {
@@ -582,7 +584,7 @@ struct Residual : Results<T> {
 template <class T>
 struct Joined : Results<T> {
   Cells<float> of_gate, of_up;
-  explicit Joined(const Drawn& d, int64_t = 0)
+  explicit Joined(const DrawnProduct& d, int64_t = 0)
       : Results<T>(d, 1), of_gate(Biased<T>::bias_of(d, 0)), of_up(Biased<T>::bias_of(d, 1)) {}
   auto sink() const {
     return k::glu(DrawnActivation(this->d.activation)).of(k::bias(of_gate.at()), k::bias(of_up.at())) |
@@ -597,7 +599,7 @@ struct Joined : Results<T> {
 
 template <class T>
 struct Distributed : Results<T> {
-  explicit Distributed(const Drawn& d, int64_t = 0) : Results<T>(d, 3) {}
+  explicit Distributed(const DrawnProduct& d, int64_t = 0) : Results<T>(d, 3) {}
   auto sink() const {
     const auto part = [&](int i) { return k::scale(0.5) | k::store(this->data(i), this->ld(i)); };
     return k::apart(part(0), this->d.parts[0], part(1), this->d.parts[1], part(2), this->d.parts[2]);
@@ -611,7 +613,7 @@ struct Distributed : Results<T> {
 template <class T>
 struct Turned : Results<T> {
   Turns turns;
-  explicit Turned(const Drawn& d, int64_t first = 0) : Results<T>(d, 3), turns(d, first) {}
+  explicit Turned(const DrawnProduct& d, int64_t first = 0) : Results<T>(d, 3), turns(d, first) {}
   auto sink() const {
     const auto& p = this->d.parts;
     const k::Rope rope = turns.map();
@@ -631,11 +633,11 @@ struct Turned : Results<T> {
 template <class T>
 struct ScaledBehind : Results<T> {
   Cells<float> of_rows, of_columns;
-  explicit ScaledBehind(const Drawn& d, int64_t first = 0)
+  explicit ScaledBehind(const DrawnProduct& d, int64_t first = 0)
       : Results<T>(d, 1),
         of_rows([&](int64_t, int64_t c) { return number(d, 1, c + first); }, 1, d.rows, d.rows, 0, 0),
         of_columns([&](int64_t, int64_t c) { return number(d, 2, c); }, 1, d.n, d.n, 0, 0) {}
-  static float number(const Drawn& d, int64_t which, int64_t at) {
+  static float number(const DrawnProduct& d, int64_t which, int64_t at) {
     const auto& all = numbers<float>(Values::scales);
     return all[cell_bits(d.seed + 80, which, at) % all.size()];
   }
@@ -652,9 +654,9 @@ struct ScaledBehind : Results<T> {
 
 // U: the type that tensor cores multiply.
 template <class U, class X, class W, class O>
-class RandomCall {
+class RandomProduct {
  public:
-  explicit RandomCall(const Drawn& drawn, int64_t first = 0)
+  explicit RandomProduct(const DrawnProduct& drawn, int64_t first = 0)
       : d(drawn),
         x(d, first),
         w(d, first),
@@ -740,7 +742,7 @@ class RandomCall {
     if (bytes > 0) room = std::make_unique<Device<unsigned char>>(1, int64_t(bytes), int64_t(bytes));
   }
 
-  Drawn d;
+  DrawnProduct d;
   Stream stream;
   X x;
   W w;
@@ -911,10 +913,10 @@ class RandomCall {
   // A few of the tokens have the same bits as among all.
   std::string check_invariant() {
     Random random(d.seed + 6);
-    Drawn few = d;
+    DrawnProduct few = d;
     few.m = few.rows = 1 + random.below(random.chance(50) ? 1 : d.m);
     const int64_t first = d.one_row || d.kind.by_token ? 0 : random.below(d.m - few.m + 1);
-    RandomCall other(few, first);
+    RandomProduct other(few, first);
     if (room) other.share_room(size_t(room->cols()));
     const k::Status status = other.call(other.exec(), d.policy);
     if (!status) return "batch_invariant, " + std::to_string(few.m) + " tokens: " + status.reason();
@@ -944,7 +946,7 @@ template <class U, class X, class W, class O>
 void random_products(const Operands& kind, int64_t usual = 40) {
   each_random_call(
       usual, [&](uint64_t seed) { return draw_product(kind, seed); },
-      [](const Drawn& d) { return RandomCall<U, X, W, O>(d).run(); });
+      [](const DrawnProduct& d) { return RandomProduct<U, X, W, O>(d).run(); });
 }
 
 }  // namespace test
