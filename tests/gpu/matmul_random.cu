@@ -35,10 +35,10 @@ TEST_CASE("random calls: float") {
 TEST_CASE("random calls: normalized inputs of float") {
   random_products<B, NormedX<PlainX<float, B>, k::RmsNorm>, Single<PlainW<B>>, Biased<B>>({"rmsnorm, bfloat16"});
 }
-TEST_CASE("random calls: normalized queries, keys and values, turned") {
-  Operands turned{"layernorm, turned"};
-  turned.groups = false, turned.parts = 3, turned.turned = true;
-  random_products<H, NormedX<PlainX<H, H>, k::LayerNorm>, Heads<PlainW<H>>, Turned<H>>(turned);
+TEST_CASE("random calls: normalized queries, keys and values, with rope") {
+  Operands rope{"layernorm, rope"};
+  rope.groups = false, rope.parts = 3, rope.rope = true;
+  random_products<H, NormedX<PlainX<H, H>, k::LayerNorm>, RopeWeights<PlainW<H>>, RopeQkv<H>>(rope);
 }
 TEST_CASE("random calls: experts of each token") {
   Operands experts{"experts"};

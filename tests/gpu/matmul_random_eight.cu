@@ -10,19 +10,19 @@ using H = k::half;
 using B = k::bfloat16;
 using E = k::float8_e4m3;
 
-Operands in_eight(const char* name) {
+Operands eight_bit(const char* name) {
   Operands operands{name};
-  operands.eight = true;
+  operands.eight_bit = true;
   return operands;
 }
 
 }  // namespace
 
 TEST_CASE("random calls: inputs and weights of e4m3") {
-  random_products<E, CodesX<E>, Single<ScaledW<E, float>>, Biased<B>>(in_eight("e4m3 x e4m3"));
+  random_products<E, CodesX<E>, Single<ScaledW<E, float>>, Biased<B>>(eight_bit("e4m3 x e4m3"));
 }
 TEST_CASE("random calls: inputs and weights of int8, with scales behind the product") {
-  random_products<int8_t, PlainX<int8_t, H>, Single<PlainW<int8_t>>, ScaledBehind<H>>(in_eight("int8 x int8"));
+  random_products<int8_t, PlainX<int8_t, H>, Single<PlainW<int8_t>>, ScaledBehind<H>>(eight_bit("int8 x int8"));
 }
 TEST_CASE("random calls: inputs and weights with maps") {
   random_products<H, MappedX<H>, Single<MappedW<H>>, StoreOnly<H>>({"maps"});

@@ -81,11 +81,11 @@ DrawnRows draw_rows(const char* name, uint64_t seed) {
   return d;
 }
 
-// What is stored behind the operation.
-enum class Ends { store, codes, groups };
+// How results are quantized.
+enum class Quantized { no, by_row, by_group };
 
 // S in, added to K that is kept in place, to D. Rows of the call are rows `first` and up of all that this seed has.
-template <class Op, class S, class K, class D, Ends kEnds>
+template <class Op, class S, class K, class D, Quantized kQuantized>
 class RandomRowsCall {
  public:
   explicit RandomRowsCall(const DrawnRows& drawn, int64_t start = 0)
@@ -96,7 +96,7 @@ class RandomRowsCall {
         kept(d.rows, d.cols, d.kept.ld<K>(d.cols), d.kept.shift<K>()),
         y(d.rows, d.cols, d.y.ld<D>(d.cols), d.y.shift<D>()),
         // A scale for each row has no stride.
-        scales(d.rows, groups(), kEnds == Ends::groups ? d.scales.ld<float>(groups()) : groups(),
+        scales(d.rows, groups(), kQuantized == Quantized::by_group ? d.scales.ld<float>(groups()) : groups(),
                d.scales.shift<float>()),
         mean(d.rows, 1, 1),
         rstd(d.rows, 1, 1),
@@ -181,9 +181,9 @@ class RandomRowsCall {
   Op op;
   std::vector<std::vector<unsigned char>> before;
 
-  static constexpr bool may_write_x = std::is_same<S, D>::value && kEnds == Ends::store;
+  static constexpr bool may_write_x = std::is_same<S, D>::value && kQuantized == Quantized::no;
   bool writes_x() const { return may_write_x && d.in_place; }
-  int64_t groups() const { return kEnds == Ends::groups ? (d.cols + d.group - 1) / d.group : 1; }
+  int64_t groups() const { return kQuantized == Quantized::by_group ? (d.cols + d.group - 1) / d.group : 1; }
   auto options() const { return op.options(); }
   auto source() const {
     return k::load(static_cast<const S*>(x.data()), x.ld()) | k::scale(0.5) |
@@ -192,12 +192,12 @@ class RandomRowsCall {
   auto sink() const {
     const auto behind =
         k::affine(gamma.at(), beta.at()) | k::dropout(d.dropped, d.seed, 5, d.cols) | DrawnActivation(d.activation);
-    if constexpr (kEnds == Ends::store) {
+    if constexpr (kQuantized == Quantized::no) {
       if constexpr (may_write_x)
         return behind | k::store(writes_x() ? x.data() : y.data(), writes_x() ? x.ld() : y.ld());
       else
         return behind | k::store(y.data(), y.ld());
-    } else if constexpr (kEnds == Ends::codes) {
+    } else if constexpr (kQuantized == Quantized::by_row) {
       return behind | k::quantize(y.data(), y.ld(), scales.data());
     } else {
       return behind | k::quantize(y.data(), y.ld(), scales.data(), scales.ld(), int(d.group));
@@ -289,12 +289,12 @@ class RandomRowsCall {
       v = is_dropped(d.dropped, d.seed, 5, uint64_t(d.cols + 3) / 4, r, c) ? Real<>(0) : v * constant(scale);
       v = activated(d.activation, v);
     }
-    if constexpr (kEnds == Ends::store) {
+    if constexpr (kQuantized == Quantized::no) {
       if constexpr (may_write_x)
         if (writes_x()) return mismatch(r, row, [&](int64_t c) { return x.get(r, c); });
       return mismatch(r, row, [&](int64_t c) { return y.get(r, c); });
     } else {
-      const Row<> found = quantize_groups<D>(row, kEnds == Ends::codes ? d.cols : d.group);
+      const Row<> found = quantize_groups<D>(row, kQuantized == Quantized::by_row ? d.cols : d.group);
       problem = mismatch(r, found, [&](int64_t g) { return scales.get(r, g); });
       if (!problem.empty()) return "scales: " + problem;
       return mismatch(r, row, [&](int64_t c) { return y.get(r, c); });
@@ -325,7 +325,7 @@ class RandomRowsCall {
       const bool equal = same(kept, other.kept) && (!d.statistics || !Op::has_rstd || same(rstd, other.rstd)) &&
                          (!d.statistics || !Op::has_mean || same(mean, other.mean)) &&
                          (writes_x() ? same(x, other.x) : same(y, other.y)) &&
-                         (kEnds == Ends::store || same(scales, other.scales));
+                         (kQuantized == Quantized::no || same(scales, other.scales));
       if (equal) continue;
       return "batch_invariant: row " + std::to_string(r + start) + " differs as row " + std::to_string(r) + " of " +
              std::to_string(few.rows);
@@ -334,17 +334,17 @@ class RandomRowsCall {
   }
 };
 
-template <class Op, class S, class K, class D, Ends kEnds = Ends::store>
+template <class Op, class S, class K, class D, Quantized kQuantized = Quantized::no>
 void random_rows(const char* name, int64_t usual = 150) {
   each_random_call(
       usual,
       [&](uint64_t seed) {
         DrawnRows d = draw_rows(name, seed);
         // A group of nothing but what silu or gelu leave of large negative numbers has any codes.
-        if (kEnds == Ends::groups && d.activation > 1) d.activation = 1;
+        if (kQuantized == Quantized::by_group && d.activation > 1) d.activation = 1;
         return d;
       },
-      [](const DrawnRows& d) { return RandomRowsCall<Op, S, K, D, kEnds>(d).run(); });
+      [](const DrawnRows& d) { return RandomRowsCall<Op, S, K, D, kQuantized>(d).run(); });
 }
 
 using H = k::half;
@@ -360,8 +360,8 @@ TEST_CASE("random rows: rmsnorm of float to e4m3") {
   random_rows<RmsNorm, float, H, k::float8_e4m3>("rmsnorm to e4m3");
 }
 TEST_CASE("random rows: rmsnorm, a scale for each row") {
-  random_rows<RmsNorm, H, H, int8_t, Ends::codes>("rmsnorm to codes");
+  random_rows<RmsNorm, H, H, int8_t, Quantized::by_row>("rmsnorm to codes");
 }
 TEST_CASE("random rows: layernorm, scales for groups") {
-  random_rows<LayerNorm, B, float, k::float8_e4m3, Ends::groups>("layernorm to groups");
+  random_rows<LayerNorm, B, float, k::float8_e4m3, Quantized::by_group>("layernorm to groups");
 }

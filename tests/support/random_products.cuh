@@ -15,12 +15,12 @@ enum class Room { none, exact, more, less };
 // What types of operands allow.
 struct Operands {
   const char* name;
-  bool groups = true;     // Groups go with them
-  bool floats = false;    // CUDA cores alone multiply such weights
-  bool by_token = false;  // each token has its own weights
-  bool eight = false;     // both operands are codes of 8 bits
-  int parts = 1;          // stacked matrices
-  bool turned = false;    // queries and keys, by rope
+  bool groups = true;      // Groups go with them
+  bool floats = false;     // CUDA cores alone multiply such weights
+  bool by_token = false;   // each token has its own weights
+  bool eight_bit = false;  // both operands are codes of 8 bits
+  int parts = 1;           // stacked matrices
+  bool rope = false;       // turns queries and keys
   int top_k = 1;
 };
 
@@ -34,7 +34,7 @@ struct DrawnProduct {
   std::vector<int64_t> parts;
   int head_dim = 0, rotary = 0;
   Place x, w[3], scales[3], y[3], residual;
-  bool one_row = false, elsewhere = false, bias = false, late = false, graph = false;
+  bool one_row = false, elsewhere = false, bias = false, slow_inputs = false, graph = false;
   bool programmatic = false, constant = false;
   int activation = 0;
   Grain grain[2] = {Grain::row, Grain::row};
@@ -60,7 +60,7 @@ struct DrawnProduct {
       for (const int32_t at : offsets) out << " " << at;
     }
     for (size_t i = 0; parts.size() > 1 && i < parts.size(); ++i) out << ", part " << parts[i];
-    if (kind.turned) out << ", heads " << head_dim << "/" << rotary;
+    if (kind.rope) out << ", heads " << head_dim << "/" << rotary;
     out << ", x " << x.kind << "/" << x.more << (one_row ? " one row" : "") << ", w " << w[0].kind << "/" << w[0].more
         << " " << w[1].kind << "/" << w[1].more << ", y " << y[0].kind << "/" << y[0].more << ", scales "
         << int(grain[0]) << ":" << group[0] << " " << int(grain[1]) << ":" << group[1] << ", "
@@ -72,7 +72,7 @@ struct DrawnProduct {
     if (policy.weights_ready) out << " weights_ready";
     if (programmatic) out << " programmatic";
     if (constant) out << " constant_weights";
-    if (late) out << " late";
+    if (slow_inputs) out << " slow_inputs";
     if (graph) out << " graph";
     static const char* const rooms[] = {"no", "the", "more", "less"};
     out << ", " << rooms[int(room)] << " workspace";
@@ -123,7 +123,7 @@ inline DrawnProduct draw_product(const Operands& kind, uint64_t seed) {
     d.parts.push_back(kind.parts == 1 ? d.n : random.chance(15) ? 0 : 1 + random.below(d.n + 1));
     if (kind.parts > 1 && random.chance(50)) d.parts.back() = (d.parts.back() + 127) / 128 * 128;
   }
-  if (kind.turned) {
+  if (kind.rope) {
     d.head_dim = random.any_of({8, 16, 32, 48, 64, 64, 128, 128, 256});
     d.rotary = random.chance(70) ? d.head_dim : int(2 * random.below(d.head_dim / 2 + 1));
     for (int i = 0; i < 3; ++i) d.parts[size_t(i)] = d.head_dim * (i < 2 ? 1 + random.below(512 / d.head_dim) : 1);
@@ -162,7 +162,7 @@ inline DrawnProduct draw_product(const Operands& kind, uint64_t seed) {
     d.grain[i] = Grain(random.below(4));
     d.group[i] = random.any_of({8, 16, 16, 32, 32, 64, 64, 128, 128, 128, 256, 512, 4096});
     if (random.chance(4)) d.group[i] = random.any_of({1, 2, 4});
-    if (kind.eight && random.chance(70)) d.group[i] = std::max<int64_t>(128, d.group[i]);
+    if (kind.eight_bit && random.chance(70)) d.group[i] = std::max<int64_t>(128, d.group[i]);
   }
   if (random.chance(85)) d.group[1] = d.group[0];
 
@@ -183,8 +183,8 @@ inline DrawnProduct draw_product(const Operands& kind, uint64_t seed) {
   d.policy.fast_sums = random.chance(30);
   d.policy.weights_ready = random.chance(40);
   d.programmatic = random.chance(40), d.constant = random.chance(30);
-  d.late = random.chance(15);
-  if (d.late) d.programmatic = true;
+  d.slow_inputs = random.chance(15);
+  if (d.slow_inputs) d.programmatic = true;
   d.graph = random.chance(15);
   d.room = Room(random.below(4));
   if (random.chance(30)) d.sms = int(1 + random.below(random.chance(50) ? 8 : 160));
@@ -461,11 +461,11 @@ struct Stack {
 };
 
 // Rotary positions of a call.
-struct Turns {
+struct Rotary {
   Turning turn;
   Numbers<float, DeviceMemory> frequencies;
   Numbers<int32_t, DeviceMemory> positions;
-  Turns(const DrawnProduct& d, int64_t first)
+  Rotary(const DrawnProduct& d, int64_t first)
       : turn(d.head_dim, d.rotary, d.seed % 2 == 0, int(d.rows + first) + 1),
         frequencies(turn.frequencies),
         positions(std::vector<int32_t>(turn.positions.begin() + first, turn.positions.end())) {
@@ -475,12 +475,12 @@ struct Turns {
 };
 // Queries and keys in pairs, and values.
 template <class W>
-struct Heads : Stack<W> {
-  Turns turns;
-  explicit Heads(const DrawnProduct& d, int64_t first = 0) : Stack<W>(d), turns(d, first) {}
+struct RopeWeights : Stack<W> {
+  Rotary rotary;
+  explicit RopeWeights(const DrawnProduct& d, int64_t first = 0) : Stack<W>(d), rotary(d, first) {}
   auto source() const {
     const auto& p = this->d.parts;
-    return k::stacked(k::paired(this->a.source(), turns.map()), p[0], k::paired(this->b.source(), turns.map()), p[1],
+    return k::stacked(k::paired(this->a.source(), rotary.map()), p[0], k::paired(this->b.source(), rotary.map()), p[1],
                       k::plain(this->c.source()), p[2]);
   }
 };
@@ -611,12 +611,12 @@ struct Distributed : Results<T> {
 };
 
 template <class T>
-struct Turned : Results<T> {
-  Turns turns;
-  explicit Turned(const DrawnProduct& d, int64_t first = 0) : Results<T>(d, 3), turns(d, first) {}
+struct RopeQkv : Results<T> {
+  Rotary rotary;
+  explicit RopeQkv(const DrawnProduct& d, int64_t first = 0) : Results<T>(d, 3), rotary(d, first) {}
   auto sink() const {
     const auto& p = this->d.parts;
-    const k::Rope rope = turns.map();
+    const k::Rope rope = rotary.map();
     return k::qkv(rope | k::store(this->data(0), this->ld(0)), p[0], rope | k::store(this->data(1), this->ld(1)), p[1],
                   k::store(this->data(2), this->ld(2)), p[2]);
   }
@@ -625,7 +625,7 @@ struct Turned : Results<T> {
     const auto& p = this->d.parts;
     if (c >= p[0] + p[1]) return sum(0, c);
     const int64_t begin = c < p[0] ? 0 : p[0];
-    return turns.turn([&](int64_t at) { return sum(0, begin + at); }, r, c - begin);
+    return rotary.turn([&](int64_t at) { return sum(0, begin + at); }, r, c - begin);
   }
 };
 
@@ -661,9 +661,9 @@ class RandomProduct {
         x(d, first),
         w(d, first),
         out(d, first),
-        ends(1, int64_t(d.offsets.size()), int64_t(d.offsets.size())) {
-    for (size_t i = 0; i < d.offsets.size(); ++i) ends.set(0, int64_t(i), d.offsets[i]);
-    ends.upload();
+        offsets(1, int64_t(d.offsets.size()), int64_t(d.offsets.size())) {
+    for (size_t i = 0; i < d.offsets.size(); ++i) offsets.set(0, int64_t(i), d.offsets[i]);
+    offsets.upload();
     for (const auto& y : out.y) before.push_back(y->bytes());
   }
 
@@ -709,10 +709,10 @@ class RandomProduct {
       }
     }
     if (empty) return "";
-    if (d.late && d.k > 0) {
+    if (d.slow_inputs && d.k > 0) {
       restore();
-      if (std::string wrong = call_late(); !wrong.empty()) return wrong;
-      if (std::string wrong = same("late inputs give other bits"); !wrong.empty()) return wrong;
+      if (std::string wrong = call_with_slow_inputs(); !wrong.empty()) return wrong;
+      if (std::string wrong = same("inputs that are written late give other bits"); !wrong.empty()) return wrong;
     }
     // Where the plan's path and tile are not those for rounded operands, they are a policy for the call itself.
     if (!plan.inputs_rounded && !plan.weights_rounded) {
@@ -747,12 +747,12 @@ class RandomProduct {
   X x;
   W w;
   O out;
-  Device<int32_t> ends;
+  Device<int32_t> offsets;
   std::unique_ptr<Device<unsigned char>> room;
   std::vector<std::vector<unsigned char>> before;
 
  private:
-  k::Groups groups() const { return {d.count, d.offsets.empty() ? nullptr : ends.data()}; }
+  k::Groups groups() const { return {d.count, d.offsets.empty() ? nullptr : offsets.data()}; }
   k::Status plan_of(const k::MatmulPolicy& policy, k::MatmulPlan& plan) const {
     return k::matmul_plan(exec(), x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), policy, plan);
   }
@@ -835,7 +835,7 @@ class RandomProduct {
   // Some rows, all of their columns.
   std::string compare_some(const k::MatmulPlan& plan) {
     const bool tensor = plan.path == Path::gemm || plan.path == Path::skinny;
-    const double cost = double(d.n) * double(d.k + 20) * W::matrices * (d.kind.turned ? 2 : 1);
+    const double cost = double(d.n) * double(d.k + 20) * W::matrices * (d.kind.rope ? 2 : 1);
     const int64_t some = std::max<int64_t>(2, int64_t(3e7 / cost));
     std::vector<int64_t> rows;
     Random random(d.seed + 5);
@@ -893,7 +893,7 @@ class RandomProduct {
   }
 
   // Inputs that the kernel ahead writes while weights are on their way.
-  std::string call_late() {
+  std::string call_with_slow_inputs() {
     const auto& cells = x.cells();
     const size_t bytes = size_t((cells.rows() - 1) * cells.ld() + cells.cols()) * sizeof(*cells.data());
     Device<unsigned char> copy(1, int64_t(bytes), int64_t(bytes));
