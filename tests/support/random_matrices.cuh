@@ -85,9 +85,9 @@ struct DrawnActivation : k::Elementwise<DrawnActivation> {
   KERNELS_HD float operator()(float x) const {
     switch (kind) {
       case 1:
-        return x < 0.f ? 0.f : x;
+        return k::Relu{}(x);
       case 2:
-        return x * k::sigmoid(x);
+        return k::Silu{}(x);
       case 3:
         return k::GeluTanh{}(x);
       default:
@@ -95,6 +95,7 @@ struct DrawnActivation : k::Elementwise<DrawnActivation> {
     }
   }
 };
+// What it should give, in the oracle's own double arithmetic (oracle.h), not by the library's functors.
 inline Real<> activated(int kind, Real<> x) {
   return kind == 1 ? relu(x) : kind == 2 ? silu(x) : kind == 3 ? gelu(x) : x;
 }
