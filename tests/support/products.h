@@ -46,32 +46,44 @@ struct Plain : RandomMatrix<T, Memory> {
 };
 
 enum class Grain { tensor, row, group, block };
+constexpr int64_t kWholeRow = int64_t(1) << 40;  // columns of a scale that its row or matrix shares
+constexpr int64_t groups_of(int64_t cols, int64_t size) { return (cols + size - 1) / size; }
 
-// Codes of one byte with scales of type S.
-template <class T, class S, class Memory = HostMemory>
-struct Scaled {
-  RandomMatrix<T, Memory> codes;
+template <class S>
+k::Scales<S> scales_of(Grain grain, const S* p, int64_t ld, int64_t size) {
+  return grain == Grain::tensor  ? k::tensor_scale(p)
+         : grain == Grain::row   ? k::Scales<S>(p, ld, 0, 62)
+         : grain == Grain::group ? k::group_scales(p, ld, int(size))
+                                 : k::block_scales(p, ld, int(size));
+}
+
+// Codes of one byte and their scales, whatever matrices they are in.
+template <class Codes, class Scales>
+struct ScaledBytes {
+  Codes codes;
   Grain grain;
-  int64_t size;
-  RandomMatrix<S, Memory> scales;
-  Scaled(int64_t rows, int64_t cols, Grain g, int64_t n = 1, int64_t gap = 5, int64_t shift = 3)
-      : codes(12, rows, cols, cols + gap, shift, std::is_same<T, int8_t>::value ? 40 : 3), grain(g), size(n),
-        scales(13, g == Grain::block ? (rows + n - 1) / n : rows, (cols + n - 1) / n, (cols + n - 1) / n + 2, 0, 0.1) {}
+  int64_t size;  // columns of a scale
+  Scales scales;
+  static int64_t size_of(Grain grain, int64_t size) {
+    return grain == Grain::tensor || grain == Grain::row ? kWholeRow : size;
+  }
   auto source() const {
-    const T* p = codes.data();
-    const S* s = scales.data();
-    const int64_t ld = scales.ld();
-    const auto scales_of = grain == Grain::tensor  ? k::tensor_scale(s)
-                           : grain == Grain::row   ? k::Scales<S>(s, ld, 0, 62)
-                           : grain == Grain::group ? k::group_scales(s, ld, int(size))
-                                                   : k::block_scales(s, ld, int(size));
-    return k::dequant(k::load(p, codes.ld()), scales_of);
+    const auto* const p = codes.data();
+    return k::dequant(k::load(p, codes.ld()), scales_of(grain, scales.data(), scales.ld(), size));
   }
   double operator()(int64_t row, int64_t col) const {
     const int64_t r = grain == Grain::tensor ? 0 : grain == Grain::block ? row / size : row;
-    const int64_t c = grain == Grain::tensor || grain == Grain::row ? 0 : col / size;
-    return codes.value(row, col) * scales.value(r, c);
+    return codes.value(row, col) * scales.value(r, col / size);
   }
+};
+template <class T, class S, class Memory = HostMemory>
+struct Scaled : ScaledBytes<RandomMatrix<T, Memory>, RandomMatrix<S, Memory>> {
+  using Base = ScaledBytes<RandomMatrix<T, Memory>, RandomMatrix<S, Memory>>;
+  Scaled(int64_t rows, int64_t cols, Grain g, int64_t n = 1, int64_t gap = 5, int64_t shift = 3)
+      : Base{{12, rows, cols, cols + gap, shift, std::is_same<T, int8_t>::value ? 40. : 3.},
+             g,
+             Base::size_of(g, n),
+             {13, g == Grain::block ? groups_of(rows, n) : rows, groups_of(cols, n), groups_of(cols, n) + 2, 0, 0.1}} {}
 };
 
 // The code of 4 bits that a column has in its word.
@@ -93,58 +105,54 @@ struct Codes : Guarded<uint32_t, Memory> {
   }
   // Without the scales of gf4 that are NaN, infinite or huge.
   static uint32_t tame(uint32_t word) { return word & 0xffffffbfu; }
-  int nibble(int64_t row, int64_t col) const { return nibble_of(this->get(row, col / 8), col); }
 };
 
-template <class S, bool kZeros, class Memory = HostMemory>
-struct FourBit {
-  Codes<Memory> codes;
+// Codes of 4 bits in words, and their scales and zero points.
+template <bool kZeros, class Codes, class Scales, class Zeros>
+struct FourBitWords {
+  Codes codes;
   int64_t group;
-  RandomMatrix<S, Memory> scales;
-  Guarded<uint8_t, Memory> zeros;
-  // in_words: each row's scales and zero points begin with a word.
-  FourBit(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1, bool in_words = false)
-      : codes(rows, cols, gap, shift), group(g),
-        scales(15, rows, (cols + g - 1) / g, in_words ? (cols + 4 * g - 1) / (4 * g) * 4 : (cols + g - 1) / g + 1,
-               in_words ? 0 : 1, 0.1),
-        zeros(rows, (cols + g - 1) / g, scales.ld(), 0, Poison::nan) {
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < zeros.cols(); ++c) zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c)) % 16));
-    }
-    zeros.upload();
-  }
+  Scales scales;
+  Zeros zeros;
   auto source() const {
     const uint32_t* p = codes.data();
-    const auto s = k::group_scales(static_cast<const S*>(scales.data()), scales.ld(), int(group));
+    const auto s = scales_of(group == kWholeRow ? Grain::row : Grain::group, scales.data(), scales.ld(), group);
     if constexpr (kZeros)
       return k::dequant(k::uint4(p, codes.ld() * 8), s.zeros(static_cast<const uint8_t*>(zeros.data())));
-    else return k::dequant(k::int4(p, codes.ld() * 8), s);
+    else
+      return k::dequant(k::int4(p, codes.ld() * 8), s);
   }
   double operator()(int64_t row, int64_t col) const {
     const double zero = kZeros ? zeros.get(row, col / group) : 8;
-    return (codes.nibble(row, col) - zero) * scales.value(row, col / group);
+    return (nibble_of(codes.get(row, col / 8), col) - zero) * scales.value(row, col / group);
+  }
+};
+template <class S, bool kZeros, class Memory = HostMemory>
+struct FourBit : FourBitWords<kZeros, Codes<Memory>, RandomMatrix<S, Memory>, Guarded<uint8_t, Memory>> {
+  using Base = FourBitWords<kZeros, Codes<Memory>, RandomMatrix<S, Memory>, Guarded<uint8_t, Memory>>;
+  // in_words: each row's scales and zero points begin with a word.
+  FourBit(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1, bool in_words = false)
+      : Base{{rows, cols, gap, shift},
+             g,
+             {15, rows, groups_of(cols, g), ld_of(cols, g, in_words), in_words ? 0 : 1, 0.1},
+             {rows, groups_of(cols, g), ld_of(cols, g, in_words), 0, Poison::nan}} {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < this->zeros.cols(); ++c) this->zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c)) % 16));
+    }
+    this->zeros.upload();
+  }
+  static int64_t ld_of(int64_t cols, int64_t g, bool in_words) {
+    return in_words ? groups_of(cols, 4 * g) * 4 : groups_of(cols, g) + 1;
   }
 };
 
-// Codes of float4_e2m1 with scales of 8 bits: float8_e8m0, as in MXFP4, or float8_e4m3.
-template <class S, class Memory = HostMemory>
-struct FourBitFloats {
+// Codes of float4_e2m1 in words, with scales of 8 bits: float8_e8m0, as in MXFP4, or float8_e4m3.
+template <class S, class Codes, class Scales>
+struct FourBitFloatWords {
   static constexpr bool powers = std::is_same<S, k::float8_e8m0>::value;
-  Codes<Memory> codes;
+  Codes codes;
   int64_t group;
-  Guarded<uint8_t, Memory> scales;
-  FourBitFloats(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1)
-      : codes(rows, cols, gap, shift),
-        group(g),
-        scales(rows, (cols + g - 1) / g, (cols + g - 1) / g + gap, shift, Poison::nan) {
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < scales.cols(); ++c) {
-        const uint64_t bits = mix(uint64_t(r * 91 + c));
-        scales.set(r, c, uint8_t(powers ? 121 + bits % 9 : bits % 256 & 0xf7u));  // without NaN
-      }
-    }
-    scales.upload();
-  }
+  Scales scales;
   auto source() const {
     const uint32_t* p = codes.data();
     const auto* s = reinterpret_cast<const S*>(static_cast<const uint8_t*>(scales.data()));
@@ -156,8 +164,22 @@ struct FourBitFloats {
   }
   double operator()(int64_t row, int64_t col) const {
     const int scale = scales.get(row, col / group);
-    return value(codes.nibble(row, col)) *
+    return value(nibble_of(codes.get(row, col / 8), col)) *
            (powers ? std::ldexp(1., scale - 127) : decode_small(format(DType::e4m3), uint32_t(scale)));
+  }
+};
+template <class S, class Memory = HostMemory>
+struct FourBitFloats : FourBitFloatWords<S, Codes<Memory>, Guarded<uint8_t, Memory>> {
+  using Base = FourBitFloatWords<S, Codes<Memory>, Guarded<uint8_t, Memory>>;
+  FourBitFloats(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1)
+      : Base{{rows, cols, gap, shift}, g, {rows, groups_of(cols, g), groups_of(cols, g) + gap, shift, Poison::nan}} {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < this->scales.cols(); ++c) {
+        const uint64_t bits = mix(uint64_t(r * 91 + c));
+        this->scales.set(r, c, uint8_t(Base::powers ? 121 + bits % 9 : bits % 256 & 0xf7u));  // without NaN
+      }
+    }
+    this->scales.upload();
   }
 };
 

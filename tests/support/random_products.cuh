@@ -44,6 +44,8 @@ struct DrawnProduct {
   int sms = 0, gbs = -1;  // 0 and -1: those of the device
 
   bool several() const { return count != 1 || !offsets.empty(); }
+  // Columns of a group of scales.
+  int64_t group_size(int part) const { return group[part == 1 ? 1 : 0]; }
   // The group of a row, or -1.
   int64_t group_of(int64_t row) const {
     if (offsets.empty()) return row / m;
@@ -294,34 +296,19 @@ struct RepeatedX {
 
 // Codes of 8 bits with scales.
 template <class T, class S>
-struct CodesOf {
-  Grain grain;
-  int64_t size;
-  Cells<T> codes;
-  Cells<S> scales;
+struct CodesOf : ScaledBytes<Cells<T>, Cells<S>> {
+  using Base = ScaledBytes<Cells<T>, Cells<S>>;
   CodesOf(uint64_t seed, int64_t rows, int64_t cols, Grain g, int64_t n, const Place& place, const Place& of_scales,
           int64_t first = 0)
-      : grain(g),
-        size(g == Grain::tensor || g == Grain::row ? int64_t(1) << 40 : n),
-        codes(seed, Values::codes, rows, cols, place.ld<T>(cols), place.shift<T>(), first),
-        scales(seed + 1, Values::scales,
-               g == Grain::tensor  ? 1
-               : g == Grain::block ? (rows + n - 1) / n
-                                   : rows,
-               (cols + size - 1) / size, of_scales.ld<S>((cols + size - 1) / size), of_scales.shift<S>(),
-               g == Grain::tensor ? 0 : first) {}
-  auto source() const {
-    const S* s = scales.at();
-    const int64_t ld = scales.ld();
-    return k::dequant(k::load(codes.at(), codes.ld()), grain == Grain::tensor  ? k::tensor_scale(s)
-                                                       : grain == Grain::row   ? k::Scales<S>(s, ld, 0, 62)
-                                                       : grain == Grain::group ? k::group_scales(s, ld, int(size))
-                                                                               : k::block_scales(s, ld, int(size)));
-  }
-  double operator()(int64_t row, int64_t col) const {
-    const int64_t r = grain == Grain::tensor ? 0 : grain == Grain::block ? row / size : row;
-    return codes.value(row, col) * scales.value(r, col / size);
-  }
+      : Base{{seed, Values::codes, rows, cols, place.ld<T>(cols), place.shift<T>(), first},
+             g,
+             Base::size_of(g, n),
+             {seed + 1, Values::scales,
+              g == Grain::tensor  ? 1
+              : g == Grain::block ? groups_of(rows, n)
+                                  : rows,
+              groups_of(cols, Base::size_of(g, n)), of_scales.ld<S>(groups_of(cols, Base::size_of(g, n))),
+              of_scales.shift<S>(), g == Grain::tensor ? 0 : first}} {}
 };
 template <class T>
 struct CodesX {
@@ -363,64 +350,45 @@ template <class T, class S>
 struct ScaledW : CodesOf<T, S> {
   static constexpr int rounded = 2;
   ScaledW(const DrawnProduct& d, int part, int64_t rows)
-      : CodesOf<T, S>(d.seed + 10 + 2 * uint64_t(part), rows, d.k, d.grain[0], d.group[part == 1 ? 1 : 0], d.w[part],
+      : CodesOf<T, S>(d.seed + 10 + 2 * uint64_t(part), rows, d.k, d.grain[0], d.group_size(part), d.w[part],
                       d.scales[part]) {}
 };
 
 // Words of eight codes. Any bits are codes.
-struct WordsOf {
-  Cells<uint32_t> words;
-  WordsOf(const DrawnProduct& d, int part, int64_t rows, uint32_t keep = ~0u)
-      : words([&](int64_t r, int64_t c) { return uint32_t(cell_bits(d.seed + 20 + uint64_t(part), r, c)) & keep; },
-              rows, (d.k + 7) / 8, d.w[part].ld<uint32_t>((d.k + 7) / 8), d.w[part].shift<uint32_t>(), 0) {}
-  int nibble(int64_t row, int64_t col) const { return nibble_of(words.get(row, col / 8), col); }
-};
+inline Cells<uint32_t> words_of(const DrawnProduct& d, int part, int64_t rows) {
+  const int64_t cols = groups_of(d.k, 8);
+  return Cells<uint32_t>([&](int64_t r, int64_t c) { return uint32_t(cell_bits(d.seed + 20 + uint64_t(part), r, c)); },
+                         rows, cols, d.w[part].ld<uint32_t>(cols), d.w[part].shift<uint32_t>(), 0);
+}
 template <class S, bool kZeros>
-struct FourW {
+struct FourW : FourBitWords<kZeros, Cells<uint32_t>, Cells<S>, Cells<uint8_t>> {
   static constexpr int rounded = 2;
-  WordsOf codes;
-  int64_t group;  // 0: a row
-  Cells<S> scales;
-  Cells<uint8_t> zeros;
   FourW(const DrawnProduct& d, int part, int64_t rows)
-      : codes(d, part, rows),
-        group(d.grain[0] == Grain::row ? int64_t(1) << 40 : d.group[part == 1 ? 1 : 0]),
-        scales(d.seed + 30 + uint64_t(part), Values::scales, rows, (d.k + group - 1) / group,
-               d.scales[part].ld<S>((d.k + group - 1) / group), d.scales[part].shift<S>()),
-        zeros([&](int64_t r, int64_t c) { return uint8_t(cell_bits(d.seed + 40 + uint64_t(part), r, c) % 16); }, rows,
-              (d.k + group - 1) / group, scales.ld(), d.scales[part].shift<S>(), 0) {}
-  auto source() const {
-    const auto s = k::Scales<S>(scales.at(), scales.ld(), 0, group >> 40 ? 62 : k::detail::log2_of(group));
-    if constexpr (kZeros)
-      return k::dequant(k::uint4(codes.words.at(), codes.words.ld() * 8), s.zeros(zeros.at()));
-    else
-      return k::dequant(k::int4(codes.words.at(), codes.words.ld() * 8), s);
-  }
-  double operator()(int64_t row, int64_t col) const {
-    const double zero = kZeros ? zeros.get(row, col / group) : 8;
-    return (codes.nibble(row, col) - zero) * scales.value(row, col / group);
-  }
+      : FourW(d, part, rows, d.grain[0] == Grain::row ? kWholeRow : d.group_size(part), d.scales[part]) {}
+
+ private:
+  FourW(const DrawnProduct& d, int part, int64_t rows, int64_t size, const Place& place)
+      : FourBitWords<kZeros, Cells<uint32_t>, Cells<S>, Cells<uint8_t>>{
+            words_of(d, part, rows),
+            size,
+            {d.seed + 30 + uint64_t(part), Values::scales, rows, groups_of(d.k, size),
+             place.ld<S>(groups_of(d.k, size)), place.shift<S>()},
+            {[&](int64_t r, int64_t c) { return uint8_t(cell_bits(d.seed + 40 + uint64_t(part), r, c) % 16); }, rows,
+             groups_of(d.k, size), place.ld<S>(groups_of(d.k, size)), place.shift<S>(), 0}} {}
 };
 // float4_e2m1 with powers of two as scales, as in MXFP4.
-struct PowersW {
+struct PowersW : FourBitFloatWords<k::float8_e8m0, Cells<uint32_t>, Cells<uint8_t>> {
   static constexpr int rounded = 2;
-  WordsOf codes;
-  int64_t group;
-  Cells<uint8_t> scales;
   PowersW(const DrawnProduct& d, int part, int64_t rows)
-      : codes(d, part, rows),
-        group(d.group[part == 1 ? 1 : 0]),
-        scales([&](int64_t r, int64_t c) { return uint8_t(121 + cell_bits(d.seed + 30, r, c) % 9); }, rows,
-               (d.k + group - 1) / group, d.scales[part].ld<uint8_t>((d.k + group - 1) / group),
-               d.scales[part].shift<uint8_t>(), 0) {}
-  auto source() const {
-    return k::dequant(k::fp4(codes.words.at(), codes.words.ld() * 8),
-                      k::group_scales(reinterpret_cast<const k::float8_e8m0*>(scales.at()), scales.ld(), int(group)));
-  }
-  double operator()(int64_t row, int64_t col) const {
-    return FourBitFloats<k::float8_e8m0>::value(codes.nibble(row, col)) *
-           std::ldexp(1., scales.get(row, col / group) - 127);
-  }
+      : PowersW(d, part, rows, groups_of(d.k, d.group_size(part)), d.scales[part]) {}
+
+ private:
+  PowersW(const DrawnProduct& d, int part, int64_t rows, int64_t groups, const Place& place)
+      : FourBitFloatWords<k::float8_e8m0, Cells<uint32_t>, Cells<uint8_t>>{
+            words_of(d, part, rows),
+            d.group_size(part),
+            {[&](int64_t r, int64_t c) { return uint8_t(121 + cell_bits(d.seed + 30, r, c) % 9); }, rows, groups,
+             place.ld<uint8_t>(groups), place.shift<uint8_t>(), 0}} {}
 };
 
 // The weights of a call: value(matrix, group, token, output, column).
