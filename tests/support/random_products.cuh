@@ -206,11 +206,7 @@ struct PlainX {
           d.x.shift<T>(), first) {}
   auto source() const { return k::load(x.at(), x.ld()); }
   const Cells<T>& cells() const { return x; }
-  Row<> row(int64_t r) const {
-    Row<> out(size_t(x.cols()));
-    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(r, i));
-    return out;
-  }
+  Row<> row(int64_t r) const { return row_of(x, r); }
 };
 
 // With a map, which has a number for each column.
@@ -268,12 +264,7 @@ struct GatheredX {
   }
   auto source() const { return k::gathered(k::load(x.at(), x.ld()), order.at(), top_k); }
   const Cells<T>& cells() const { return x; }
-  Row<> row(int64_t r) const {
-    const int64_t at = std::max<int64_t>(0, order.get(0, r)) / top_k;
-    Row<> out(size_t(x.cols()));
-    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(at, i));
-    return out;
-  }
+  Row<> row(int64_t r) const { return row_of(x, std::max<int64_t>(0, order.get(0, r)) / top_k); }
 };
 
 // Each row several times.
@@ -287,11 +278,7 @@ struct RepeatedX {
         x(d.seed + 1, Values::normal, (d.rows + times - 1) / times, d.k, d.x.ld<T>(d.k), d.x.shift<T>(), first) {}
   auto source() const { return k::repeated(k::load(x.at(), x.ld()), times); }
   const Cells<T>& cells() const { return x; }
-  Row<> row(int64_t r) const {
-    Row<> out(size_t(x.cols()));
-    for (int64_t i = 0; i < x.cols(); ++i) out[size_t(i)] = Real<>(x.value(r / times, i));
-    return out;
-  }
+  Row<> row(int64_t r) const { return row_of(x, r / times); }
 };
 
 // Codes of 8 bits with scales.
