@@ -162,6 +162,9 @@ class RandomRowsCall {
     return d.policy.batch_invariant ? check_invariant() : "";
   }
 
+  // Besides x and kept, which check() looks at.
+  bool inputs_unchanged() const { return gamma.unchanged() && beta.unchanged(); }
+
   DrawnRows d;
   int64_t first;
   Stream stream;
@@ -344,7 +347,7 @@ void random_rows(const char* name, int64_t usual = 150) {
         if (kQuantized == Quantized::by_group && d.activation > 1) d.activation = 1;
         return d;
       },
-      [](const DrawnRows& d) { return RandomRowsCall<Op, S, K, D, kQuantized>(d).run(); });
+      [](const DrawnRows& d) { return run_and_check_inputs(RandomRowsCall<Op, S, K, D, kQuantized>(d)); });
 }
 
 using H = k::half;

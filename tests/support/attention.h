@@ -145,6 +145,7 @@ class KvSide {
                                        : where_.blocks * where_.capacity * where_.heads;
   }
   void upload() { units_.upload(), scales_.upload(); }
+  bool unchanged() const { return units_.unchanged() && scales_.unchanged(); }
 
   double operator()(int64_t b, int64_t head, int64_t pos, int64_t c) const {
     const double code = values_[size_t(index(b, head, pos, c))];

@@ -51,6 +51,7 @@ class SpreadHeads {
     each([&](int64_t row, int64_t col) { memory_.set(0, index(row, col), value(row, col)); });
     memory_.upload();
   }
+  bool unchanged() const { return memory_.unchanged(); }
   // Takes in what was written; whether that is nothing but heads.
   bool download() {
     const std::vector<unsigned char> before = memory_.bytes();

@@ -71,6 +71,7 @@ struct ScaledBytes {
     const auto* const p = codes.data();
     return k::dequant(k::load(p, codes.ld()), scales_of(grain, scales.data(), scales.ld(), size));
   }
+  bool unchanged() const { return codes.unchanged() && scales.unchanged(); }
   double operator()(int64_t row, int64_t col) const {
     const int64_t r = grain == Grain::tensor ? 0 : grain == Grain::block ? row / size : row;
     return codes.value(row, col) * scales.value(r, col / size);
@@ -122,6 +123,7 @@ struct FourBitWords {
     else
       return k::dequant(k::int4(p, codes.ld() * 8), s);
   }
+  bool unchanged() const { return codes.unchanged() && scales.unchanged() && zeros.unchanged(); }
   double operator()(int64_t row, int64_t col) const {
     const double zero = kZeros ? zeros.get(row, col / group) : 8;
     return (nibble_of(codes.get(row, col / 8), col) - zero) * scales.value(row, col / group);
@@ -158,6 +160,7 @@ struct FourBitFloatWords {
     const auto* s = reinterpret_cast<const S*>(static_cast<const uint8_t*>(scales.data()));
     return k::dequant(k::fp4(p, codes.ld() * 8), k::group_scales(s, scales.ld(), int(group)));
   }
+  bool unchanged() const { return codes.unchanged() && scales.unchanged(); }
   static double value(int code) {
     static const double sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     return (code & 8 ? -1 : 1) * sizes[code & 7];

@@ -1,7 +1,7 @@
 // Makes the calls that random_attention.h draws, on the GPU, each against the oracle of attention.h. Beside what is
 // right it is checked
 //
-// - that nothing is written around results, logsumexps and the workspace, nor to the queries,
+// - that nothing is written around results, logsumexps and the workspace, nor to anything that is only read,
 // - that the same call gives the same bits: in a workspace that holds something else, without logsumexps, in a graph,
 // - that a sequence has the same bits alone, where docs/attention.md says so,
 // - that what is to be refused is refused for that reason, with nothing written.
@@ -19,6 +19,9 @@ struct ScoreNumbersThere {
   OnDevice<k::half> biases{score_numbers().biases}, zeros{score_numbers().zeros};
   OnDevice<uint32_t> bits{score_numbers().bits};
   OnDevice<float> slopes{score_numbers().slopes}, sinks{score_numbers().sinks};
+  bool unchanged() const {
+    return biases.unchanged() && zeros.unchanged() && bits.unchanged() && slopes.unchanged() && sinks.unchanged();
+  }
 };
 inline const ScoreNumbersThere& score_numbers_there() {
   static const ScoreNumbersThere all;
@@ -302,6 +305,15 @@ class RandomAttention {
   }
 
   void run() {
+    run_calls();
+    t_.expect(data_.q.unchanged() && (!query_heads_ || query_heads_->unchanged()), "queries were changed");
+    t_.expect(key_.unchanged() && value_.unchanged(), "keys or values were changed");
+    t_.expect(lengths_.unchanged() && kv_offsets_.unchanged() && table_.unchanged() && offsets_.unchanged(),
+              "lengths, offsets or pages were changed");
+  }
+
+ private:
+  void run_calls() {
     const Refused refused = d_.refused == Refused::no && refuses_mode() ? Refused::mode : d_.refused;
     if (refused != Refused::no) return check_refused(refused);
     if (!call({})) return;
@@ -321,8 +333,6 @@ class RandomAttention {
       if (call(alone)) check_alone(b, results, lse);
     }
   }
-
- private:
   int64_t first_row(int64_t b) const { return data_.offsets[size_t(b)]; }
   int64_t end_row(int64_t b) const { return data_.offsets[size_t(b) + 1]; }
 
@@ -635,7 +645,7 @@ RandomFamily family(const char* name) {
 inline void random_attention(const std::vector<RandomFamily>& families, int64_t usual) {
   std::vector<Kinds> kinds;
   for (const RandomFamily& one : families) kinds.push_back(one.kinds);
-  (void)score_numbers_there();
+  const ScoreNumbersThere& numbers = score_numbers_there();
   std::atomic<int64_t> checked{0};
   each_random_call(
       usual, [&](uint64_t seed) { return draw(seed, kinds); },
@@ -649,6 +659,7 @@ inline void random_attention(const std::vector<RandomFamily>& families, int64_t 
       },
       true);
   CHECK(checked > 0);
+  CHECK(numbers.unchanged());
 }
 
 }  // namespace test

@@ -78,6 +78,13 @@ struct Cells : Guarded<T, DeviceMemory> {
   const T* at() const { return this->data(); }
 };
 
+// What a call says is wrong, or that it changed what it should only read.
+template <class Call>
+std::string run_and_check_inputs(Call&& call) {
+  const std::string wrong = call.run();
+  return !wrong.empty() || call.inputs_unchanged() ? wrong : "an input was changed";
+}
+
 // An activation that is known when the program runs: none, relu, silu or gelu.
 struct DrawnActivation : k::Elementwise<DrawnActivation> {
   int kind;

@@ -195,7 +195,8 @@ inline DrawnProduct draw_product(const Operands& kind, uint64_t seed) {
 }
 
 // ---- inputs ---------------------------------------------------------------------------------------------------------
-// Each has a source, and row(r), what its row r should be. `rounded`: whether tensor cores round it to U.
+// Each has a source, and row(r), what its row r should be; unchanged(), whether memory holds what it was given.
+// `rounded`: whether tensor cores round it to U.
 
 template <class T, class U>
 struct PlainX {
@@ -205,6 +206,7 @@ struct PlainX {
       : x(d.seed + 1, sizeof(T) == 1 ? Values::codes : Values::normal, d.rows, d.k, d.one_row ? 0 : d.x.ld<T>(d.k),
           d.x.shift<T>(), first) {}
   auto source() const { return k::load(x.at(), x.ld()); }
+  bool unchanged() const { return x.unchanged(); }
   const Cells<T>& cells() const { return x; }
   Row<> row(int64_t r) const { return row_of(x, r); }
 };
@@ -217,6 +219,7 @@ struct MappedX : PlainX<T, void> {
   MappedX(const DrawnProduct& d, int64_t first)
       : PlainX<T, void>(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
   auto source() const { return PlainX<T, void>::source() | k::mul(gamma.at()); }
+  bool unchanged() const { return PlainX<T, void>::unchanged() && gamma.unchanged(); }
   Row<> row(int64_t r) const {
     Row<> out = PlainX<T, void>::row(r);
     for (size_t i = 0; i < out.size(); ++i) out[i] = out[i] * Real<>(gamma.value(0, int64_t(i)));
@@ -236,6 +239,7 @@ struct NormedX : X {
   Cells<float> gamma;
   NormedX(const DrawnProduct& d, int64_t first) : X(d, first), gamma(d.seed + 2, Values::normal, 1, d.k, d.k) {}
   auto source() const { return k::normed(X::source(), norm_of(Norm{})) | k::affine(gamma.at()); }
+  bool unchanged() const { return X::unchanged() && gamma.unchanged(); }
   Row<> row(int64_t r) const {
     Row<> out = X::row(r);
     if (!out.empty()) normalize(Norm{}, out);
@@ -263,6 +267,7 @@ struct GatheredX {
     return int32_t(bits / 64 % uint64_t(rows(d) * top_k_of(d)));
   }
   auto source() const { return k::gathered(k::load(x.at(), x.ld()), order.at(), top_k); }
+  bool unchanged() const { return x.unchanged() && order.unchanged(); }
   const Cells<T>& cells() const { return x; }
   Row<> row(int64_t r) const { return row_of(x, std::max<int64_t>(0, order.get(0, r)) / top_k); }
 };
@@ -277,6 +282,7 @@ struct RepeatedX {
       : times(d.kind.top_k),
         x(d.seed + 1, Values::normal, (d.rows + times - 1) / times, d.k, d.x.ld<T>(d.k), d.x.shift<T>(), first) {}
   auto source() const { return k::repeated(k::load(x.at(), x.ld()), times); }
+  bool unchanged() const { return x.unchanged(); }
   const Cells<T>& cells() const { return x; }
   Row<> row(int64_t r) const { return row_of(x, r / times); }
 };
@@ -305,6 +311,7 @@ struct CodesX {
       : x(d.seed + 1, d.rows, d.k, d.grain[1] == Grain::block ? Grain::group : d.grain[1], d.group[1], d.x, d.scales[2],
           first) {}
   auto source() const { return x.source(); }
+  bool unchanged() const { return x.unchanged(); }
   const Cells<T>& cells() const { return x.codes; }
   Row<> row(int64_t r) const {
     Row<> out(size_t(x.codes.cols()));
@@ -324,6 +331,7 @@ struct PlainW {
       : w(d.seed + 10 + uint64_t(part), sizeof(T) == 1 ? Values::codes : Values::normal, rows, d.k,
           d.w[part].ld<T>(d.k), d.w[part].shift<T>()) {}
   auto source() const { return k::load(w.at(), w.ld()); }
+  bool unchanged() const { return w.unchanged(); }
   double operator()(int64_t row, int64_t col) const { return w.value(row, col); }
 };
 template <class T>
@@ -386,6 +394,7 @@ struct Single {
   W w;
   explicit Single(const DrawnProduct& drawn, int64_t = 0) : d(drawn), w(d, 0, d.count * d.n) {}
   auto source() const { return w.source(); }
+  bool unchanged() const { return w.unchanged(); }
   double value(int, int64_t group, int64_t, int64_t n, int64_t i) const { return w(group * d.n + n, i); }
 };
 template <class W>
@@ -396,6 +405,7 @@ struct Gates {
   explicit Gates(const DrawnProduct& drawn, int64_t = 0)
       : d(drawn), gate(d, 0, d.count * d.n), up(d, 1, d.count * d.n) {}
   auto source() const { return k::gated(gate.source(), up.source()); }
+  bool unchanged() const { return gate.unchanged() && up.unchanged(); }
   double value(int matrix, int64_t group, int64_t, int64_t n, int64_t i) const {
     return matrix == 0 ? gate(group * d.n + n, i) : up(group * d.n + n, i);
   }
@@ -408,6 +418,7 @@ struct Stack {
   explicit Stack(const DrawnProduct& drawn, int64_t = 0)
       : d(drawn), a(d, 0, d.parts[0]), b(d, 1, d.parts[1]), c(d, 2, d.parts[2]) {}
   auto source() const { return k::stacked(a.source(), d.parts[0], b.source(), d.parts[1], c.source(), d.parts[2]); }
+  bool unchanged() const { return a.unchanged() && b.unchanged() && c.unchanged(); }
   double value(int, int64_t, int64_t, int64_t n, int64_t i) const {
     if (n < d.parts[0]) return a(n, i);
     n -= d.parts[0];
@@ -427,12 +438,14 @@ struct Rotary {
     turn.positions.erase(turn.positions.begin(), turn.positions.begin() + first);
   }
   k::Rope map() const { return turn.map(positions.data(), frequencies.data()); }
+  bool unchanged() const { return frequencies.unchanged() && positions.unchanged(); }
 };
 // Queries and keys in pairs, and values.
 template <class W>
 struct RopeWeights : Stack<W> {
   Rotary rotary;
   explicit RopeWeights(const DrawnProduct& d, int64_t first = 0) : Stack<W>(d), rotary(d, first) {}
+  bool unchanged() const { return Stack<W>::unchanged() && rotary.unchanged(); }
   auto source() const {
     const auto& p = this->d.parts;
     return k::stacked(k::paired(this->a.source(), rotary.map()), p[0], k::paired(this->b.source(), rotary.map()), p[1],
@@ -453,11 +466,12 @@ struct OfExperts {
         ids([&](int64_t, int64_t c) { return int32_t(cell_bits(d.seed + 50, c + first, 0) % experts); }, 1, d.rows,
             d.rows, 0, 0) {}
   auto source() const { return k::experts(w.source(), ids.at(), d.n, experts); }
+  bool unchanged() const { return w.unchanged() && ids.unchanged(); }
   double value(int, int64_t, int64_t token, int64_t n, int64_t i) const { return w(ids.get(0, token) * d.n + n, i); }
 };
 
 // ---- results --------------------------------------------------------------------------------------------------------
-// sink(), and want(r, c, sum), where sum(matrix, column) are the sums of row r.
+// sink(), and want(r, c, sum), where sum(matrix, column) are the sums of row r. What a sink reads is an input.
 
 template <class T>
 struct Results {
@@ -479,6 +493,7 @@ struct Results {
     while (i + 1 < y.size() && c >= begins[i + 1]) ++i;
     return y[i]->get(r, c - begins[i]);
   }
+  bool inputs_unchanged() const { return true; }
 };
 
 template <class T>
@@ -501,6 +516,7 @@ struct Biased : Results<T> {
         [&](int64_t, int64_t c) { return d.bias ? all[cell_bits(d.seed + 60, which, c) % all.size()] : 0.f; }, 1, d.n,
         d.n, (which + int64_t(d.seed)) % 2, 0);
   }
+  bool inputs_unchanged() const { return bias.unchanged(); }
   auto sink() const {
     return k::bias(bias.at()) | DrawnActivation(this->d.activation) | k::store(this->data(), this->ld());
   }
@@ -525,6 +541,7 @@ struct Residual : Results<T> {
       for (int64_t c = 0; c < d.n; ++c) y.set(r, c, residual.get(r, c));
     y.upload();
   }
+  bool inputs_unchanged() const { return bias.unchanged() && residual.unchanged(); }
   auto sink() const {
     const T* p = this->d.elsewhere ? residual.at() : this->data();
     return k::bias(bias.at()) | DrawnActivation(this->d.activation) |
@@ -541,6 +558,7 @@ struct Joined : Results<T> {
   Cells<float> of_gate, of_up;
   explicit Joined(const DrawnProduct& d, int64_t = 0)
       : Results<T>(d, 1), of_gate(Biased<T>::bias_of(d, 0)), of_up(Biased<T>::bias_of(d, 1)) {}
+  bool inputs_unchanged() const { return of_gate.unchanged() && of_up.unchanged(); }
   auto sink() const {
     return k::glu(DrawnActivation(this->d.activation)).of(k::bias(of_gate.at()), k::bias(of_up.at())) |
            k::store(this->data(), this->ld());
@@ -569,6 +587,7 @@ template <class T>
 struct RopeQkv : Results<T> {
   Rotary rotary;
   explicit RopeQkv(const DrawnProduct& d, int64_t first = 0) : Results<T>(d, 3), rotary(d, first) {}
+  bool inputs_unchanged() const { return rotary.unchanged(); }
   auto sink() const {
     const auto& p = this->d.parts;
     const k::Rope rope = rotary.map();
@@ -592,6 +611,7 @@ struct ScaledBehind : Results<T> {
       : Results<T>(d, 1),
         of_rows([&](int64_t, int64_t c) { return number(d, 1, c + first); }, 1, d.rows, d.rows, 0, 0),
         of_columns([&](int64_t, int64_t c) { return number(d, 2, c); }, 1, d.n, d.n, 0, 0) {}
+  bool inputs_unchanged() const { return of_rows.unchanged() && of_columns.unchanged(); }
   static float number(const DrawnProduct& d, int64_t which, int64_t at) {
     const auto& all = numbers<float>(Values::scales);
     return all[cell_bits(d.seed + 80, which, at) % all.size()];
@@ -681,6 +701,9 @@ class RandomProduct {
     return "";
   }
 
+  bool inputs_unchanged() const {
+    return x.unchanged() && w.unchanged() && out.inputs_unchanged() && offsets.unchanged();
+  }
   k::Status call(const k::Exec& ex, const k::MatmulPolicy& policy) const {
     return k::matmul(ex, x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), policy);
   }
@@ -901,7 +924,7 @@ template <class U, class X, class W, class O>
 void random_products(const Operands& kind, int64_t usual = 40) {
   each_random_call(
       usual, [&](uint64_t seed) { return draw_product(kind, seed); },
-      [](const DrawnProduct& d) { return RandomProduct<U, X, W, O>(d).run(); });
+      [](const DrawnProduct& d) { return run_and_check_inputs(RandomProduct<U, X, W, O>(d)); });
 }
 
 }  // namespace test
