@@ -1,5 +1,5 @@
 // Random calls of row operations (support/random_calls.cuh): shapes, strides, alignment, residuals, dropout, quantizing
-// sinks and policies, each combined with the others.
+// sinks, workspaces and policies, each combined with the others.
 #include <kernels/dropout.h>
 #include <kernels/quantize.h>
 
@@ -21,6 +21,7 @@ struct DrawnRows {
   double dropped = 0;
   int activation = 0, offset = 0;
   k::RowPolicy policy;
+  Room room = Room::none;
 
   std::string describe() const {
     std::ostringstream out;
@@ -28,7 +29,7 @@ struct DrawnRows {
         << ", kept " << kept.kind << "/" << kept.more << ", y " << y.kind << "/" << y.more << ", vectors at " << vectors
         << (in_place ? ", in place" : "") << (one_row ? ", one row" : "") << (statistics ? ", statistics" : "")
         << (programmatic ? ", programmatic" : "") << (graph ? ", graph" : "") << ", dropped " << dropped
-        << ", activation " << activation << ", offset " << offset << ", " << text(policy);
+        << ", activation " << activation << ", offset " << offset << ", " << name_of(room) << ", " << text(policy);
     return out.str();
   }
 };
@@ -70,14 +71,16 @@ DrawnRows draw_rows(const char* name, uint64_t seed) {
 
   using R = k::Residency;
   if (random.chance(65)) {
-    d.policy.residency = R(1 + random.below(random.chance(10) ? 5 : 4));
-    const bool group = d.policy.residency == R::group;
-    if (random.chance(60)) d.policy.threads = int(group ? 1 << random.below(6) : 32 * (1 + random.below(32)));
-    if (!group && random.chance(40)) d.policy.cluster = 1 << random.below(5);
+    d.policy.residency = random.chance(15) ? R::split : R(1 + random.below(4));
+    const bool group = d.policy.residency == R::group, split = d.policy.residency == R::split;
+    const int warps = split ? 18 : 32;  // split rows have blocks of 16 at most
+    if (random.chance(60)) d.policy.threads = int(group ? 1 << random.below(6) : 32 * (1 + random.below(warps)));
+    if (!group && random.chance(split ? 5 : 40)) d.policy.cluster = 1 << random.below(5);
   }
   if (random.chance(25)) d.policy.max_pack = int(1 << random.below(5));
   if (random.chance(25)) d.policy.max_blocks = 1 + random.below(40);
   d.policy.batch_invariant = random.chance(30);
+  d.room = Room(random.below(4));
   return d;
 }
 
@@ -101,7 +104,8 @@ class RandomRowsCall {
         mean(d.rows, 1, 1),
         rstd(d.rows, 1, 1),
         gamma(d.seed + 1, Values::normal, 1, d.cols, d.cols, d.vectors),
-        beta(d.seed + 2, Values::normal, 1, d.cols, d.cols, (d.vectors + int64_t(d.seed)) % 3) {
+        beta(d.seed + 2, Values::normal, 1, d.cols, d.cols, (d.vectors + int64_t(d.seed)) % 3),
+        workspace(make_workspace(d.room, int64_t(k::row_workspace_bytes(d.rows)), d.seed + 99)) {
     fill(x, 3, d.offset), fill(kept, 4, 0);
     remember();
   }
@@ -113,6 +117,8 @@ class RandomRowsCall {
     if (!status) {
       const std::string reason = std::string("refused: ") + status.reason();
       if (d.policy.residency == k::Residency::automatic || status.code() == k::Code::device) return reason;
+      const bool too_little = reason.find("needs a workspace") != std::string::npos;
+      if (too_little && (d.room == Room::exact || d.room == Room::more)) return reason;
       bool unchanged = true;
       each([&](const auto& m) { unchanged = unchanged && m.unchanged(); });
       if (!unchanged) return "something was written, though the call was " + reason;
@@ -122,12 +128,14 @@ class RandomRowsCall {
       const std::string wrong = run();
       return wrong.empty() ? "" : wrong + " (without what was " + reason + ")";
     }
+    if (!empty && d.policy.residency == k::Residency::split && !workspace) return "a row is split without a workspace";
     const auto bits = all_bits();
     if (std::string wrong = check(empty); !wrong.empty()) return wrong;
     const auto again = [&](const char* what, const k::RowPolicy& policy) -> std::string {
       restore();
       if (const k::Status repeated = call(policy); !repeated) return std::string(what) + ": " + repeated.reason();
       stream.wait();
+      if (workspace && !workspace->intact()) return std::string(what) + ": wrote outside the workspace";
       return all_bits() == bits ? "" : std::string(what) + " gives other bits";
     };
     if (std::string wrong = again("a second call", d.policy); !wrong.empty()) return wrong;
@@ -173,8 +181,12 @@ class RandomRowsCall {
   Device<D> y;
   Device<float> scales, mean, rstd;
   Cells<float> gamma, beta;
+  const std::unique_ptr<Scratch> workspace;
 
-  k::Exec exec() const { return k::Exec(stream).programmatic(d.programmatic); }
+  k::Exec exec() const {
+    k::Exec ex = k::Exec(stream).programmatic(d.programmatic);
+    return workspace ? ex.workspace(workspace->data(), workspace->bytes()) : ex;
+  }
   k::Status call(const k::RowPolicy& policy) const {
     return op.run(exec(), source(), sink(), d.rows, d.cols, policy, d.statistics ? mean.data() : nullptr,
                   d.statistics ? rstd.data() : nullptr);
@@ -254,6 +266,7 @@ class RandomRowsCall {
   std::string check(bool empty) {
     std::string outside;
     each([&](const auto& m) { outside = m.intact() ? outside : "wrote outside its rows"; });
+    if (workspace && !workspace->intact()) outside = "wrote outside the workspace";
     if (!outside.empty()) return outside;
     size_t i = 0;
     if (empty) {

@@ -212,35 +212,6 @@ Kinds kinds_of(const char* name) {
 
 // ---- one call -------------------------------------------------------------------------------------------------------
 
-// Memory of a workspace, which may be so much that the host keeps no copy: a guarded end on either side.
-class Scratch {
- public:
-  Scratch(size_t bytes, int fill) : bytes_(bytes) {
-    check_cuda(cudaMalloc(&base_, bytes + 2 * kGuard));
-    check_cuda(cudaMemset(base_, kMark, kGuard));
-    check_cuda(cudaMemset(data(), fill, bytes));
-    check_cuda(cudaMemset(data() + bytes, kMark, kGuard));
-    check_cuda(cudaStreamSynchronize(nullptr));
-  }
-  ~Scratch() { cudaFree(base_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  unsigned char* data() const { return base_ + kGuard; }
-  bool intact() const {
-    unsigned char ends[2 * kGuard];
-    check_cuda(cudaMemcpy(ends, base_, kGuard, cudaMemcpyDeviceToHost));
-    check_cuda(cudaMemcpy(ends + kGuard, data() + bytes_, kGuard, cudaMemcpyDeviceToHost));
-    return std::all_of(ends, ends + 2 * kGuard, [](unsigned char x) { return x == kMark; });
-  }
-
- private:
-  static constexpr size_t kGuard = 256;
-  static constexpr int kMark = 0x5a;
-  size_t bytes_;
-  unsigned char* base_ = nullptr;
-};
-
 // As nhd() or hnd() tell of it, whose positions and heads then are checked.
 template <class Tensor>
 Tensor with_extent(const Tensor& tensor, const Placement& where, int64_t dim) {

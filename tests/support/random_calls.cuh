@@ -34,6 +34,36 @@ inline int64_t number_of_calls(int64_t usual) {
   return std::max<int64_t>(1, number_from("KERNELS_RANDOM_CALLS", (usual + one_of() - 1) / one_of()));
 }
 
+// Memory of a workspace, which may be so much that the host keeps no copy: a guarded end on either side.
+class Scratch {
+ public:
+  Scratch(size_t bytes, int fill) : bytes_(bytes) {
+    check_cuda(cudaMalloc(&base_, bytes + 2 * kGuard));
+    check_cuda(cudaMemset(base_, kMark, kGuard));
+    check_cuda(cudaMemset(data(), fill, bytes));
+    check_cuda(cudaMemset(data() + bytes, kMark, kGuard));
+    check_cuda(cudaStreamSynchronize(nullptr));
+  }
+  ~Scratch() { cudaFree(base_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  unsigned char* data() const { return base_ + kGuard; }
+  size_t bytes() const { return bytes_; }
+  bool intact() const {
+    unsigned char ends[2 * kGuard];
+    check_cuda(cudaMemcpy(ends, base_, kGuard, cudaMemcpyDeviceToHost));
+    check_cuda(cudaMemcpy(ends + kGuard, data() + bytes_, kGuard, cudaMemcpyDeviceToHost));
+    return std::all_of(ends, ends + 2 * kGuard, [](unsigned char x) { return x == kMark; });
+  }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  static constexpr int kMark = 0x5a;
+  size_t bytes_;
+  unsigned char* base_ = nullptr;
+};
+
 // draw(seed) gives something with describe(); run(drawn) says what was wrong with it, or "", and does not use Catch's
 // macros. side_by_side: several calls at the same time.
 template <class Draw, class Run>

@@ -78,6 +78,22 @@ struct Cells : Guarded<T, DeviceMemory> {
   const T* at() const { return this->data(); }
 };
 
+// How much of a workspace a call gets, compared with what it asks for.
+enum class Room { none, exact, more, less };
+inline const char* name_of(Room room) {
+  static const char* const names[] = {"no workspace", "a workspace", "a larger workspace", "too small a workspace"};
+  return names[int(room)];
+}
+// Of a call that asks for `exact` bytes.
+inline std::unique_ptr<Scratch> make_workspace(Room room, int64_t exact, uint64_t seed) {
+  Random random(seed);
+  const int64_t bytes = room == Room::exact  ? exact
+                        : room == Room::more ? exact + random.below(100000)
+                        : room == Room::less ? random.below(std::max<int64_t>(1, exact))
+                                             : 0;
+  return bytes > 0 ? std::make_unique<Scratch>(size_t(bytes), 0xff) : nullptr;
+}
+
 // What a call says is wrong, or that it changed what it should only read.
 template <class Call>
 std::string run_and_check_inputs(Call&& call) {

@@ -10,8 +10,6 @@ namespace test {
 
 // ---- what is drawn --------------------------------------------------------------------------------------------------
 
-enum class Room { none, exact, more, less };
-
 // What types of operands allow.
 struct Operands {
   const char* name;
@@ -76,8 +74,7 @@ struct DrawnProduct {
     if (constant) out << " constant_weights";
     if (slow_inputs) out << " slow_inputs";
     if (graph) out << " graph";
-    static const char* const rooms[] = {"no", "the", "more", "less"};
-    out << ", " << rooms[int(room)] << " workspace";
+    out << ", " << name_of(room);
     if (sms > 0) out << ", " << sms << " multiprocessors";
     if (gbs >= 0) out << ", " << gbs << " GB/s";
     out << ", activation " << activation << (bias ? ", bias" : "") << (elsewhere ? ", residual elsewhere" : "");
@@ -713,11 +710,7 @@ class RandomProduct {
     if (d.gbs >= 0) device.memory_gbs = d.gbs;
     k::Exec ex(stream, device);
     ex.programmatic(d.programmatic).constant_weights(d.constant);
-    if (room) ex.workspace(room->data(), size_t(room->cols()));
-    return ex;
-  }
-  void share_room(size_t bytes) {
-    if (bytes > 0) room = std::make_unique<Device<unsigned char>>(1, int64_t(bytes), int64_t(bytes));
+    return workspace ? ex.workspace(workspace->data(), workspace->bytes()) : ex;
   }
 
   DrawnProduct d;
@@ -726,7 +719,7 @@ class RandomProduct {
   W w;
   O out;
   Device<int32_t> offsets;
-  std::unique_ptr<Device<unsigned char>> room;
+  std::unique_ptr<Scratch> workspace;
   std::vector<std::vector<unsigned char>> before;
 
  private:
@@ -735,15 +728,12 @@ class RandomProduct {
     return k::matmul_plan(exec(), x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), policy, plan);
   }
   std::string make_room() {
-    room.reset();
+    workspace.reset();
     if (d.room == Room::none) return "";
     const size_t exact =
         k::matmul_workspace_bytes(exec(), x.source(), w.source(), out.sink(), {d.m, d.n, d.k}, groups(), d.policy);
     if (exact > size_t(1) << 30) return "the workspace would have " + std::to_string(exact) + " bytes";
-    Random random(d.seed + 99);
-    share_room(d.room == Room::exact  ? exact
-               : d.room == Room::more ? exact + size_t(random.below(100000))
-                                      : size_t(random.below(int64_t(exact) + 1)));
+    workspace = make_workspace(d.room, int64_t(exact), d.seed + 99);
     return "";
   }
   void restore() {
@@ -781,10 +771,7 @@ class RandomProduct {
   std::string check_all(const k::MatmulPlan& plan, bool empty) {
     for (const auto& y : out.y)
       if (!y->intact()) return "wrote outside its rows";
-    if (room) {
-      room->download();
-      if (!room->intact()) return "wrote outside the workspace";
-    }
+    if (workspace && !workspace->intact()) return "wrote outside the workspace";
     if (empty) {
       for (size_t i = 0; i < before.size(); ++i)
         if (out.y[i]->bytes() != before[i]) return "something was written, though there is nothing to do";
@@ -895,7 +882,7 @@ class RandomProduct {
     few.m = few.rows = 1 + random.below(random.chance(50) ? 1 : d.m);
     const int64_t first = d.one_row || d.kind.by_token ? 0 : random.below(d.m - few.m + 1);
     RandomProduct other(few, first);
-    if (room) other.share_room(size_t(room->cols()));
+    if (workspace) other.workspace = std::make_unique<Scratch>(workspace->bytes(), 0x3c);
     const k::Status status = other.call(other.exec(), d.policy);
     if (!status) return "batch_invariant, " + std::to_string(few.m) + " tokens: " + status.reason();
     other.stream.wait();
