@@ -810,12 +810,14 @@ class RandomProduct {
     }
     constexpr double u = std::is_same<U, k::bfloat16>::value ? 0x1p-8 : 0x1p-11;
     const int times = X::rounded + W::rounded;
-    // Tensor cores keep some 13 bits of sums of e4m3 (matmul_in_eight.cu). What they cut off has any sign, in part.
     double always = 0, by_chance = tensor ? 3 * u * std::sqrt(double(times)) : 0;
     if (plan.in_eight) {
-      const bool fast = d.policy.fast_sums;
-      always = std::is_same<U, int8_t>::value ? 0 : fast ? 0x1p-10 : 0x1p-13;
-      by_chance = std::is_same<U, int8_t>::value ? 0 : fast ? 0x1p-4 : 0x1p-8;
+      // Tensor cores cut products of e4m3, and their sum so far, off at some 13 bits below the largest of them
+      // (docs/matmul.md). What is cut off has any sign, in part, and is as large as the sum so far, which grows with
+      // the root of K: over all of K, fast sums lose more than sums of 128 columns do, by the root of K / 128.
+      const double longer = d.policy.fast_sums ? std::sqrt(std::max(1., double(d.k) / 128)) : 1;
+      const double cut = std::is_same<U, int8_t>::value ? 0 : longer;
+      always = cut * 0x1p-13, by_chance = cut * 0x1p-8;
     }
     // Half keeps no more than this of what it rounds.
     const double least = tensor && times > 0 && !plan.in_eight && u < 0x1p-8 ? 0x1p-25 : 0;
