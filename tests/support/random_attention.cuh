@@ -477,41 +477,15 @@ class RandomAttention {
   // ---- checks
 
   bool says(Refused refused, const k::Status& status) {
-    static const char* const words[] = {"",
-                                        "the workspace has",
-                                        "not at a multiple of 16 bytes",
-                                        "larger than",
-                                        "dim is",
-                                        "splits is",
-                                        "q_len exceeds 32",
-                                        "tensor cores take",
-                                        "out overlaps q"};
     return t_.expect(
-        status.code() != k::Code::device && std::string(status.reason()).find(words[int(refused)]) != std::string::npos,
+        status.code() != k::Code::device && std::string(status.reason()).find(text_of(refused)) != std::string::npos,
         "refused for another reason: %s", status.reason());
   }
   void check_refused(Refused refused) {
     const bool was_refused = call({}, refused);
-    t_.expect(was_refused, "not refused: %s", name_of(refused));
-    t_.expect(data_.o.unchanged() && data_.lse.unchanged() && data_.q.unchanged(),
+    t_.expect(was_refused, "not refused: %s", text_of(refused));
+    t_.expect(data_.o.unchanged() && data_.lse.unchanged() && (!result_heads_ || result_heads_->unchanged()),
               "refused, but something was written");
-    if constexpr (F::heads) {
-      if (result_heads_) {
-        auto untouched = spread<TO>(d_.result_order, c_.value_dim(), Poison::garbage);
-        bool same = result_heads_->download();
-        for (int64_t row = 0; same && row < d_.rows(); ++row) {
-          for (int64_t x = 0; same && x < c_.heads * c_.value_dim(); ++x)
-            same = bits_of(result_heads_->get(row, x)) == bits_of(untouched->get(row, x));
-        }
-        t_.expect(same, "refused, but something was written");
-      }
-    }
-  }
-  template <class T>
-  static uint64_t bits_of(const T& x) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, static_cast<const void*>(&x), sizeof(T));
-    return bits;
   }
 
   void check_alone(int64_t b, const std::vector<unsigned char>& results, const std::vector<unsigned char>& lse) {

@@ -52,28 +52,19 @@ struct Side {
   int64_t shift, gap;
 };
 
-enum class Refused {
-  no,
-  small_workspace,
-  odd_workspace,
-  large_head,
-  odd_dim,
-  splits,
-  many_queries,
-  mode,
-  in_place,
-};
-inline const char* name_of(Refused why) {
-  static const char* const names[] = {"no",
-                                      "workspace too small",
-                                      "workspace not aligned",
-                                      "head too large",
-                                      "dim",
-                                      "splits",
-                                      "too many queries",
-                                      "mode",
-                                      "in place"};
-  return names[int(why)];
+enum class Refused { no, small_workspace, odd_workspace, large_head, odd_dim, splits, many_queries, mode, in_place };
+// What the reason of such a refusal says.
+inline const char* text_of(Refused why) {
+  static const char* const texts[] = {"",
+                                      "the workspace has",
+                                      "not at a multiple of 16 bytes",
+                                      "larger than",
+                                      "dim is",
+                                      "splits is",
+                                      "q_len exceeds 32",
+                                      "tensor cores take",
+                                      "out overlaps q"};
+  return texts[int(why)];
 }
 
 struct DrawnAttention {
@@ -145,7 +136,7 @@ inline std::string DrawnAttention::describe() const {
   if (in_8_bits) out << ", in 8 bits";
   if (programmatic) out << (constant_weights ? ", programmatic, constant weights" : ", programmatic");
   if (multiprocessors) out << ", " << multiprocessors << " multiprocessors";
-  if (refused != Refused::no) out << ", to be refused: " << name_of(refused);
+  if (refused != Refused::no) out << ", to be refused: " << text_of(refused);
   return out.str();
 }
 
