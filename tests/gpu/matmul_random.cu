@@ -33,12 +33,12 @@ TEST_CASE("random calls: float") {
   random_products<float, PlainX<float, float>, Single<PlainW<float>>, Residual<float>>(floats);
 }
 TEST_CASE("random calls: normalized inputs of float") {
-  random_products<B, NormedX<PlainX<float, B>, k::RmsNorm>, Single<PlainW<B>>, Biased<B>>({"rmsnorm, bfloat16"});
+  random_products<B, NormedX<PlainX<float, B>, RmsNorm>, Single<PlainW<B>>, Biased<B>>({"rmsnorm, bfloat16"});
 }
 TEST_CASE("random calls: normalized queries, keys and values, with rope") {
   Operands rope{"layernorm, rope"};
   rope.groups = false, rope.parts = 3, rope.rope = true;
-  random_products<H, NormedX<PlainX<H, H>, k::LayerNorm>, RopeWeights<PlainW<H>>, RopeQkv<H>>(rope);
+  random_products<H, NormedX<PlainX<H, H>, LayerNorm>, RopeWeights<PlainW<H>>, RopeQkv<H>>(rope);
 }
 TEST_CASE("random calls: experts of each token") {
   Operands experts{"experts"};

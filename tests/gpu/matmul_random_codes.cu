@@ -18,7 +18,7 @@ TEST_CASE("random calls: weights of e4m3") {
   random_products<B, PlainX<B, B>, Single<ScaledW<E, float>>, Residual<B>>({"e4m3"});
 }
 TEST_CASE("random calls: weights of 4 bits, gathered and normalized inputs") {
-  random_products<H, NormedX<GatheredX<H, H>, k::RmsNorm>, Single<FourW<H, false>>, Residual<H>>({"int4, rmsnorm"});
+  random_products<H, NormedX<GatheredX<H, H>, RmsNorm>, Single<FourW<H, false>>, Residual<H>>({"int4, rmsnorm"});
 }
 TEST_CASE("random calls: weights of 4 bits with zero points, gated") {
   random_products<B, PlainX<B, B>, Gates<FourW<float, true>>, Joined<B>>({"uint4, gated"});
