@@ -723,7 +723,7 @@ TEST_CASE("matmul: experts of more tokens than a grid is high") {
 TEST_CASE("matmul: what a call will do can be asked") {
   Stream stream;
   Device<k::half> memory(512, 512, 512);
-  Device<float> floats(512, 512, 512), results(512, 512, 512);
+  Device<float> floats(2000, 512, 512), results(2000, 512, 512);
   const auto ask = [&](auto* p, int64_t m, k::MatmulPolicy policy = {}) {
     const auto in = k::load(static_cast<const std::decay_t<decltype(*p)>*>(p), 512);
     k::MatmulPlan plan;
@@ -781,7 +781,7 @@ TEST_CASE("matmul: blocks stay where there are many tiles") {
 TEST_CASE("matmul: a plan says why it is not the fastest") {
   Stream stream;
   Device<k::half> memory(520, 520, 520);
-  Device<float> floats(520, 520, 520), results(520, 520, 520);
+  Device<float> floats(2000, 512, 512), results(2000, 256, 256);
   const k::half* const p = memory.data();
   const auto half_rows = k::load(p, 512);
   const auto ask = [&](const auto& x, const auto& w, int64_t m, int64_t cols, k::MatmulPolicy policy = {}) {

@@ -48,9 +48,9 @@ struct MatmulPolicy {
   // of tokens, and no split-K. Takes the gemm or the simt path (gemv if weights differ from token to token), which
   // reads the weights of few tokens slower.
   bool batch_invariant = false;
-  // For the gemm path. 1: each tile has its own block. 2: a persistent kernel whose two groups of warps take turns at
-  // tiles: one multiplies while the other passes its sums to the sink. It needs code for sm_90a, inputs and weights
-  // copied by TMA, and tiles of 128 or 192 tokens x 128 with 16 bits, or 128 x 128 with int8, or with e4m3 and
+  // For the gemm path. 1: a block multiplies one tile at a time. 2: a persistent kernel whose two groups of warps take
+  // turns at tiles: one multiplies while the other passes its sums to the sink. It needs code for sm_90a, inputs and
+  // weights copied by TMA, and tiles of 128 or 192 tokens x 128 with 16 bits, or 128 x 128 with int8, or with e4m3 and
   // fast_sums. 0: chosen by the library.
   int tiles_at_once = 0;
 };

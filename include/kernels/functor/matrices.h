@@ -203,7 +203,7 @@ struct Glu : Functor {
 
 namespace detail {
 template <class Activation, class GateMap, class UpMap>
-constexpr bool by_values<Glu<Activation, GateMap, UpMap>> = by_values<GateMap> && by_values<UpMap>;
+constexpr bool by_values<Glu<Activation, GateMap, UpMap>> = by_values<GateMap>&& by_values<UpMap>;
 }
 
 template <class S, class G>

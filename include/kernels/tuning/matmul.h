@@ -181,11 +181,14 @@ constexpr double cost_of_tma(double waves, double steps, int sharers, bool few_b
 // 28672 x 4096 266, 250 and 270; 8192^3 1,442, 1,351 and 1,380; 2048 x 4096 x 4096, two tiles for each block, 97, 106
 // and 94. Tensor cores alone, on data in shared memory, reach 850 TFLOP/s without pauses, and 650 with all copies.
 // With few tokens the weights decide: 64 x 14336 x 4096 takes 34.0 in turns, and 31.7 in tiles of 64 x 128.
-// Rejected: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377), two groups that
-// share a tile of 192 x 256 (671, 1,408) or 128 x 256 (688, 1,498). Tokens as the rows of the mma in tiles of 128 x
-// 256, which read a sixth less shared memory: level (4096^3 182 us), so that is not what bounds them. With pauses
-// between calls (ad hoc benchmark) a tile of 128 x 256 takes 41.5 us for 4096 columns and 4.2 besides; cuBLAS, also
-// with 41.5, about 1.4 (4096^3 172 us).
+// Rejected: inputs that pairs of blocks copy for each other (4096 x 14336 x 4096 629 us, 8192^3 1,377). Tokens as the
+// rows of the mma in tiles of 128 x 256, which read a sixth less shared memory: level (4096^3 182 us).
+//
+// Results that leave by TMA (gemm_results.cuh): a persistent block of 128 x 256 takes 1.65 us for each tile besides its
+// products, and 1.3 for the launch. The same tiles handed over in packs, a block for each, with pauses between calls
+// (ad hoc benchmark, in brackets cuBLAS in the same run): 2048^3 25.2 instead of 26.0 us (26.3), 4096^3 181 instead of
+// 188 (181), 8192^3 1,391 instead of 1,423 (1,434), 512 x 14336 x 4096 86.8 instead of 92.0 (89.1). Persistent blocks
+// that hand over in packs, slab by slab, took longer: 4096^3 197, 8192^3 1,498.
 constexpr double cost_of_ping_pong(double waves, double steps, Results leave, int tokens, double weight_bytes,
                                    double copied_bytes, int memory_gbs) {
   const double size = tokens * 128 / 8192., products = steps * (0.026 + 0.159 * size),
@@ -208,10 +211,7 @@ constexpr double cost_of_ping_pong(double waves, double steps, Results leave, in
 // (523 without turns). Two blocks of 128 x 128 on a multiprocessor took 391 (bfloat16: 690, and 641 in tiles of 128 x
 // 256); two steps between additions 383, with twice the error.
 //
-// Not adopted: persistent kernels whose groups share a tile of 256 rows, with the next operands in flight while sums
-// are stored slab by slab: bfloat16 628 us instead of 640, 8192^3 1,386 instead of 1,405, 1024 x 4096 x 4096 48.1
-// instead of 47.2; one warpgroup three steps ahead of the other took the same. Tokens as the rows of mma, 64 x 256,
-// which read less shared memory, took the same.
+// Not adopted: tokens as the rows of mma, 64 x 256, which read less shared memory, took the same.
 constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.4,
                  kLongerWithFactorsNarrow = 1.75;
 

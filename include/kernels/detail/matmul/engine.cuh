@@ -651,8 +651,10 @@ class ProductEngine {
   // Whether results leave by TMA, if blocks do not share K.
   template <class Body>
   bool in_boxes(int tokens) const {
-    if constexpr (Body::weights_by_tma) return Body::has_boxes && Body::Results::can_be(p_, tokens) && !has_factors();
-    else return false;
+    if constexpr (Body::weights_by_tma)
+      return Body::has_boxes && Body::Results::can_be(p_, tokens) && !has_factors();
+    else
+      return false;
   }
   // Whether sums of steps have factors; below, whether threads add up these sums because tensor cores do not sum over
   // all of K.
@@ -698,8 +700,7 @@ class ProductEngine {
       if (plan != nullptr) plan->in_eight = taken;
       return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
     }
-    if (choice.tokens == 0 || make_maps())
-      return start_gemm<Body>(choice, plan, 0, maps);
+    if (choice.tokens == 0 || make_maps()) return start_gemm<Body>(choice, plan, 0, maps);
     // Stacked weights, of which some cannot be mapped, have other code without TMA. For single matrices that would be
     // too much code: only rows with stride 0 or more than 2^31 rows cannot be mapped.
     using Unmapped = GemmBody<P, T, 1, 128>;
@@ -774,7 +775,8 @@ class ProductEngine {
     const int64_t all = tokens * outputs;
     if constexpr (Body::weights_by_tma) {
       const int64_t at_a_time = Body::is_persistent(more...) ? lesser<int64_t>(all, ex_.device().sm_count) : all;
-      return start_tiles<Body>(how, all > INT32_MAX ? all : at_a_time * choice.cluster, {params, more..., unsigned(all)});
+      return start_tiles<Body>(how, all > INT32_MAX ? all : at_a_time * choice.cluster,
+                               {params, more..., unsigned(all)});
     } else {
       return start_tiles<Body>(how, all * choice.cluster, {params, more...});
     }

@@ -14,8 +14,9 @@
 // tiles of 64 rows, for a single warpgroup, give all multiprocessors work without split-K. Weights are the rows of the
 // wgmma; in tiles of 256 rows with scales, tokens are: then warps 4 to 7 have the second half of the tokens.
 //
-// With many tiles the kernel can be persistent (ping-pong): each block takes one tile after the other, two warpgroups
-// take turns at tiles of 128 rows, and operands of the next tile are always in flight:
+// Results that leave by TMA (gemm_results.cuh) make the kernel persistent if tiles have 256 rows: each block takes one
+// tile after the other, and operands of the next tile are always in flight. So does ping-pong, with any sink: two
+// warpgroups take turns at tiles of 128 rows.
 //
 //   warps 0 to 3   | multiply tile 0 | its sums to the sink |      | multiply tile 2 | ...
 //   warps 4 to 7                     | multiply tile 1      | its sums to the sink   | multiply tile 3 | ...
@@ -78,14 +79,15 @@ struct TmaGemmBody {
       GemmSlabs<P, 1, by_rows ? SlabOrder::by_tokens : kDefaultOrder, arch::kWarpgroupMma && !kPingPong ? 512 : 64,
                 kRows == 64 && arch::kWarpgroupMma ? 2 : 1, kPingPong>;
   using Results = decltype(Maps::results);
-  // Whether results may leave by TMA; and whether a block then takes one tile after the other.
-  static constexpr bool has_boxes = Results::possible && inputs_by_tma, may_persist = kPingPong || (has_boxes && kRows == 256);
+  // Whether results may leave by TMA; and whether a block may take one tile after the other.
+  static constexpr bool has_boxes = Results::possible && inputs_by_tma,
+                        may_persist = kPingPong || (has_boxes && kRows == 256);
   // Slabs take the place of the stages. Behind stages that are in use meanwhile are one slab for each warp (ping-pong),
   // or the buffers of results: one or two for each warpgroup.
   static constexpr int kSlabBytes = kPingPong ? kConsumers / 32 * (32 * 32 * 4) : 0,
-                       kMostBytes = (may_persist ? 224 : 216) << 10;
+                       kMostBytes = (may_persist && !is_8bit ? 224 : 216) << 10;
   static KERNELS_HD constexpr int buffers_for(int tokens) {
-    return !has_boxes || !may_persist ? 0 : by_rows || (tokens == 160 && !kPingPong) ? 1 : 2;
+    return !has_boxes || !may_persist ? 0 : is_8bit || (tokens == 160 && !kPingPong) ? 1 : 2;
   }
   static KERNELS_HD constexpr int bytes_behind(int tokens) {
     const int boxes = 2 * buffers_for(tokens) * Results::kPieceBytes;
@@ -113,8 +115,7 @@ struct TmaGemmBody {
   static KERNELS_HD constexpr int stages_for(int tokens) {
     return (kMostBytes - bytes_behind(tokens)) / gemm_stage_bytes(tokens, kRows);
   }
-  // Whether the driver can encode the tensor maps.
-  // in_boxes: whether results are to leave by TMA.
+  // Whether the driver can encode the tensor maps. in_boxes: results are to leave by TMA.
   static bool make_maps(const Exec& ex, const P& p, int tokens, bool in_boxes, Maps& maps) {
     maps.x.make(ex, p, tokens);
     if (in_boxes) maps.results.make(ex, p);
@@ -434,12 +435,12 @@ struct TmaGemmBody {
     arch::warpgroup_wait<0>();
   }
   // Main loop of a tile. Returns whether the stage of the last step is still to be released; last_begun() is called if
-  // so.
-  template <int kHeight, class F>
+  // so. kFactors: whether steps may have factors.
+  template <int kHeight, bool kFactors, class F>
   static __device__ __forceinline__ bool add_tile(const Params& params, Sums<kHeight>& sums, const Operands& operands,
                                                   const Ring& ring, PipelineState& at, const float* factors, int steps,
                                                   const F& last_begun) {
-    if constexpr (Factors::possible)
+    if constexpr (kFactors)
       if (Factors::are_there(params.problem)) {
         add_steps<kHeight, true>(sums, operands, ring, at, factors, steps);
         return false;
@@ -457,7 +458,7 @@ struct TmaGemmBody {
                                                  unsigned char* stages, const float* factors, int steps) {
     Sums<kHeight> sums = {};
     PipelineState at(stages_for(kHeight));
-    add_tile<kHeight>(params, sums, Operands(stages, kHeight), ring, at, factors, steps, [] {});
+    add_tile<kHeight, Factors::possible>(params, sums, Operands(stages, kHeight), ring, at, factors, steps, [] {});
     const P& p = params.problem;
     arch::named_barrier_sync(kBarrier, kConsumers);  // results replace the stages; scales are visible
     if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
@@ -492,7 +493,7 @@ struct TmaGemmBody {
     template <int kHeight, class F>
     __device__ __forceinline__ void add(const Tile& tile, Sums<kHeight>& sums, const F& last_begun) {
       const P& p = params.problem;
-      const bool holds_stage = add_tile<kHeight>(params, sums, operands, ring, at, factors, steps, last_begun);
+      const bool holds_stage = add_tile<kHeight, false>(params, sums, operands, ring, at, factors, steps, last_begun);
       if (holds_stage && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(at.previous()));
       if constexpr (by_rows) arch::named_barrier_sync(kBarrier, kConsumers);  // scales are visible
       if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);

@@ -20,8 +20,8 @@ struct GemmResults {
       is_16_bit<T> && std::is_same<typename P::C, float>::value && (kByRows ? by_values<Map> : by_columns<Map>);
   static constexpr bool kWide = kRows / P::matrices == 128;
   // A piece: the results that a warpgroup stages and stores at a time, in boxes of 64 columns (128 bytes).
-  static constexpr int kOutputs = kRows / P::matrices, kBoxRows = kByRows ? 64 : 32, kBoxes = kByRows ? 1 : kOutputs / 64,
-                       kPieceBytes = kBoxes * kBoxRows * 128;
+  static constexpr int kOutputs = kRows / P::matrices, kBoxRows = kByRows ? 64 : 32,
+                       kBoxes = kByRows ? 1 : kOutputs / 64, kPieceBytes = kBoxes * kBoxRows * 128;
 
   arch::TensorMap map;
   bool made = false;
@@ -51,38 +51,42 @@ struct GemmResults {
     KERNELS_UNROLL
     for (int i = 0; i < kPieces; ++i) {
       const uint32_t piece = buffers + i % kBuffers * kPieceBytes;
-      if (stores) {
-        if (i == 0) arch::stored_boxes_wait<0>();
-        else if (i >= kBuffers) arch::stored_boxes_wait<kBuffers - 1>();
+      if (i == 0 || i >= kBuffers) {
+        if (stores) i == 0 ? arch::stored_boxes_wait<0>() : arch::stored_boxes_wait<kBuffers - 1>();
+        __syncwarp();  // a barrier counts a warp whose threads diverged as arrived with the first of them
+        arch::named_barrier_sync(barrier, 128);
       }
-      if (i == 0 || i >= kBuffers) arch::named_barrier_sync(barrier, 128);
       stage(p, i, piece, operands, four);
       arch::async_proxy_fence();
       arch::named_barrier_sync(barrier, 128);
-      if (!stores) continue;
-      const int first = row + (kByRows ? 0 : i * kBoxRows);
-      KERNELS_UNROLL
-      for (int box = 0; box < kBoxes; ++box) {
-        const int column = col + (kByRows ? i : box) * 64;
-        if (first < end && column < p.n) arch::store_box(map, column, first, 0, 0, piece + box * (kBoxRows * 128));
+      if (stores) {
+        const int first = row + (kByRows ? 0 : i * kBoxRows);
+        KERNELS_UNROLL
+        for (int box = 0; box < kBoxes; ++box) {
+          const int column = col + (kByRows ? i : box) * 64;
+          if (first < end && column < p.n) arch::store_box(map, column, first, 0, 0, piece + box * (kBoxRows * 128));
+        }
+        arch::stored_boxes_commit();
       }
-      arch::stored_boxes_commit();
+      __syncwarp();
     }
   }
 
  private:
   static Plane plane(const P& p) { return plane_of(p.out, p.m * p.groups.count, p.n); }
   // The maps behind that of a gate.
-  static __device__ __forceinline__ auto last_maps(const P& p) {
-    const auto map = sink_map(p.out);
-    if constexpr (P::matrices == 1) return map;
-    else return later_maps(map);
+  using LastMaps = std::conditional_t<P::matrices == 1, Map, decltype(later_maps(std::declval<const Map&>()))>;
+  static __device__ __forceinline__ LastMaps last_maps(const P& p) {
+    if constexpr (P::matrices == 1)
+      return sink_map(p.out);
+    else
+      return later_maps(sink_map(p.out));
   }
   // What they read for a column.
-  static __device__ __forceinline__ auto operand(const P& p, int64_t col) {
+  using Operand = decltype(fetch_operands<1>(std::declval<const LastMaps&>(), kAny, kAny));
+  static __device__ __forceinline__ Operand operand(const P& p, int64_t col) {
     return fetch_operands<1>(last_maps(p), 0, lesser<int64_t>(col, p.n - 1));
   }
-  using Operand = decltype(operand(std::declval<const P&>(), 0));
 
   // Stages piece i, in rows of 128 bytes with the 128-byte swizzle. operands: for the columns of four(half, j), first
   // those of its first two sums.
@@ -126,8 +130,8 @@ struct GemmResults {
                                                   const float* up) {
     return rounded_pair<T>(result(p, operand, sums, up, 0), result(p, operand, sums, up, 1));
   }
-  static __device__ __forceinline__ float result(const P& p, const Operand& operand, const float* sums,
-                                                 const float* up, int i) {
+  static __device__ __forceinline__ float result(const P& p, const Operand& operand, const float* sums, const float* up,
+                                                 int i) {
     Pack<float, 1> sum{{sums[i]}};
     if constexpr (P::matrices == 2) sum = first_map(sink_map(p.out)).join(sum, Pack<float, 1>{{up[i]}}, 0, 0);
     return apply_map(last_maps(p), sum, operand, 0, 0).v[0];

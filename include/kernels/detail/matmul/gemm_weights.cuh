@@ -36,9 +36,9 @@ struct RowMaps {
     return true;
   }
 
-  // The boxes of a tile's step. In whole slabs, a map describes the order of their halves; elsewhere, as behind the last
-  // whole slab, or if groups begin at any row, each half slab has a box of its own. Without that order, so have the rows
-  // of a partial tile. Rows that do not exist are skipped: filling them with zeros takes longer than copying.
+  // The boxes of a tile's step. In whole slabs, a map describes the order of their halves; elsewhere, as behind the
+  // last whole slab, or if groups begin at any row, each half slab has a box of its own. Without that order, so have
+  // the rows of a partial tile. Rows that do not exist are skipped: filling them with zeros takes longer than copying.
   struct Boxes {
     const arch::TensorMap* maps;
     int row, left, whole;  // its first row, how many rows exist, and how many of them are in boxes of whole slabs
@@ -52,24 +52,25 @@ struct RowMaps {
     // By one thread.
     template <bool kParted>
     __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierAddress full) const {
-      if (parts && kParted) {
-        if (!woven) return arch::copy_box(to, maps[whole < kRows], col, row, 0, 0, full);
+      if constexpr (parts && kParted && !woven) {
+        arch::copy_box(to, maps[whole < kRows], col, row, 0, 0, full);
+      } else if constexpr (parts && kParted) {
 #pragma unroll 1
-        for (int i = 0; i < whole; i += kBox)
-          arch::copy_box(to + i * 128, maps[0], col, 0, (row + i) / 32, 0, full);
-        // Not unrolled: a copy that is skipped takes nearly as long as one that is not.
+        for (int i = 0; i < whole; i += kBox) arch::copy_box(to + i * 128, maps[0], col, 0, (row + i) / 32, 0, full);
+          // Not unrolled: a copy that is skipped takes nearly as long as one that is not.
 #pragma unroll 1
         for (int i = whole; i < left; i += 16) {
           const int place = i / 128 * 128 + i / 16 % 2 * 64 + i / 32 % 4 * 16;
           arch::copy_box(to + place * 128, maps[1], col, row + i, 0, 0, full);
         }
-        return;
-      }
-      KERNELS_UNROLL
-      for (int i = 0; i < kRows / kBox; ++i) {
-        if (woven) arch::copy_box(to + i * (kBox * 128), maps[0], col, 0, row / 32 + i * 4, 0, full);
-        else
-          arch::copy_box(to + i * (kBox * 128), maps[i % P::matrices], col, row + i / P::matrices * kBox, 0, 0, full);
+      } else {
+        KERNELS_UNROLL
+        for (int i = 0; i < kRows / kBox; ++i) {
+          if (woven)
+            arch::copy_box(to + i * (kBox * 128), maps[0], col, 0, row / 32 + i * 4, 0, full);
+          else
+            arch::copy_box(to + i * (kBox * 128), maps[i % P::matrices], col, row + i / P::matrices * kBox, 0, 0, full);
+        }
       }
     }
   };
@@ -89,7 +90,10 @@ struct RowMaps {
     if (woven && whole && rows >= 32)
       return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
     return make_tensor_map(ex, {weights.at(0, 0), bytes, p.k, rows, 1, 1, ld, 0, 0},
-                           !parts || whole ? kBox : woven ? 16 : int(p.n % kRows), map);
+                           !parts || whole ? kBox
+                           : woven         ? 16
+                                           : int(p.n % kRows),
+                           map);
   }
 };
 

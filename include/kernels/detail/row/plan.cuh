@@ -2,6 +2,7 @@
 // table in tuning/row.h.
 #pragma once
 
+#include "../../core/arguments.h"
 #include "../../core/row_call.h"
 #include "../../core/row_op.h"
 #include "../../exec.cuh"
@@ -230,8 +231,7 @@ class RowPlanner {
     const bool few = p_.rows <= ex_.device().sm_count && !policy.batch_invariant;
     if (few && p_.cols * scale > 2 * tuning::kFewRowsElements) {
       if (clusters) return choose_cluster(plan);
-      if (!Problem::row_sink && ex_.workspace().ptr != nullptr &&
-          ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
+      if (!Problem::row_sink && ex_.workspace().ptr != nullptr && check_parts(tuning::kMaxChunks).ok()) {
         policy.residency = Residency::split;
         if (plan.ends) plan.ends = false, plan.pack = 1, plan.why_not = why_not::whole_only;
         return {};
@@ -463,13 +463,12 @@ class RowPlanner {
         greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
     plan.width = int(round_up(ceil_div(p_.cols, chunks), kWidestPack));
     plan.chunks = int(ceil_div(p_.cols, plan.width));
-    if (ex_.workspace().ptr == nullptr ||
-        ex_.workspace().bytes < size_t(p_.rows) * plan.chunks * sizeof(typename Problem::Op::State)) {
-      return invalid("policy: a split row needs a workspace of row_workspace_bytes()");
-    }
-    return {};
+    return check_parts(plan.chunks).within("policy: a split row needs a workspace of row_workspace_bytes()");
   }
-
+  // Whether the workspace has room for the states of parts of rows.
+  Status check_parts(int of_each) const {
+    return check_workspace(ex_.workspace(), size_t(p_.rows) * of_each * sizeof(typename Problem::Op::State));
+  }
 };
 
 }  // namespace detail
