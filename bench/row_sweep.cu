@@ -125,4 +125,5 @@ int main(int argc, char** argv) {
   }
   if (part != "small")
     for (int64_t cols : {65536, 131072, 262144}) run_case<__half>(arena, op, 8192 * 65536 / cols, cols);
+  return 0;
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # bench.sh CMAKE SOURCE_DIR GENERATOR C++ NVCC: every benchmark compiles as bench/run.sh and bench/run_cpu.sh would build it. Code is not
-# generated and nothing is linked, and what is measured for this machine and for AVX2 too is compiled for this machine alone.
+# generated and nothing is linked, and what is measured for this machine and for AVX2 too is compiled for this machine alone. Those of the
+# GPU are compiled together, with the flags of all, each in a namespace of its own behind what it includes: most of the time goes into that.
 set -euo pipefail
 cmake=$1 source=$2 generator=$3 cxx=$4 nvcc=$5
 front_end=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/front_end.sh
@@ -12,7 +13,16 @@ options=(-DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMP
 if [[ $nvcc == *-NOTFOUND ]]; then
   options+=(-DKERNELS_CUDA=OFF)
 else
-  options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90a-virtual -DCMAKE_CUDA_COMPILER_LAUNCHER="bash;$front_end"
+  # As a launcher: keeps the command, and leaves its outputs empty.
+  mkdir "$work/commands"
+  cat > "$work/keep.sh" << end
+printf '%s\n' "\$@" > "\$(mktemp "$work/commands/XXXXXX")"
+while [[ \$# -gt 1 ]]; do
+  if [[ \$1 == -o || \$1 == -MF ]]; then : > "\$2"; fi
+  shift
+done
+end
+  options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90a-virtual -DCMAKE_CUDA_COMPILER_LAUNCHER="bash;$work/keep.sh"
             -DCMAKE_CUDA_LINK_EXECUTABLE=true -DCMAKE_CUDA_DEVICE_LINK_EXECUTABLE=true -DCMAKE_CUDA_CREATE_SHARED_LIBRARY=true
             -DCMAKE_CUDA_DEVICE_LINK_LIBRARY=true)
 fi
@@ -20,3 +30,34 @@ fi
 keep_going=-k
 if [[ $generator == Ninja* ]]; then keep_going=-k0; fi
 "$cmake" --build "$work" -- "$keep_going"
+if [[ ! -d $work/commands ]]; then exit; fi
+
+declare -A known
+files=() flags=()
+for command in "$work"/commands/*; do
+  mapfile -t words < "$command"
+  for ((i = 1; i < ${#words[@]}; ++i)); do
+    word=${words[i]}
+    case $word in
+      -MD) ;;
+      -x | -o | -MT | -MF) i=$((i + 1)) ;;
+      -c) i=$((i + 1)) files+=("${words[i]}") ;;
+      *)
+        [[ -n ${known[$word]-} ]] || flags+=("$word")
+        known[$word]=1
+        ;;
+    esac
+  done
+done
+echo "${#files[@]} files together: ${flags[*]}"
+{
+  grep -h '^#include' "${files[@]}" | awk '!seen[$0]++'
+  for file in "${files[@]}"; do
+    name=$(basename "$file" .cu)
+    printf 'namespace file_%s {\n#line 1 "%s"\n' "$name" "$file"
+    sed 's/^#include.*//' "$file"
+    printf '}\n'
+  done
+} > "$work/all.cu"
+bash "$front_end" "$nvcc" "${flags[@]}" -I "$source/bench" -c "$work/all.cu" -o "$work/all.o"
+[[ ${#files[@]} -gt 1 ]]
