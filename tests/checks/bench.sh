@@ -16,11 +16,12 @@ else
   # As a launcher: keeps the command, and leaves its outputs empty.
   mkdir "$work/commands"
   cat > "$work/keep.sh" << end
-printf '%s\n' "\$@" > "\$(mktemp "$work/commands/XXXXXX")"
-while [[ \$# -gt 1 ]]; do
+to=\$(mktemp "$work/commands/XXXXXX")
+while [[ \$# -gt 0 ]]; do
   if [[ \$1 == -o || \$1 == -MF ]]; then : > "\$2"; fi
+  if [[ \$1 == --options-file ]]; then shift && xargs -n1 < "\$1"; else printf '%s\n' "\$1"; fi
   shift
-done
+done > "\$to"
 end
   options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90a-virtual -DCMAKE_CUDA_COMPILER_LAUNCHER="bash;$work/keep.sh"
             -DCMAKE_CUDA_LINK_EXECUTABLE=true -DCMAKE_CUDA_DEVICE_LINK_EXECUTABLE=true -DCMAKE_CUDA_CREATE_SHARED_LIBRARY=true
