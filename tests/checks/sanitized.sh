@@ -7,7 +7,7 @@ shift 4
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-build=("$compiler" -std=c++17 -O0 -g1 --param=ggc-min-heapsize=500000 "-fsanitize=$sanitizers" -fno-sanitize-recover=all -pthread)
+build=("$compiler" -std=c++17 -O0 -DKERNELS_UNOPTIMIZED=1 -g1 --param=ggc-min-heapsize=500000 "-fsanitize=$sanitizers" -fno-sanitize-recover=all -pthread)
 echo 'int main() {}' > "$work/empty.cpp"
 "${build[@]}" "$work/empty.cpp" -o "$work/program" && "$work/program" ||
   { echo "skipped: $compiler -fsanitize=$sanitizers does not work here"; exit 77; }

@@ -46,7 +46,7 @@ done
 for copy in "$work"/*.cuda; do
   find "$source/examples" -name '*.cu' -exec cmp -s {} "$copy" \; -print | grep -q . || { echo "no file of examples is this" > "$work/log"; fail "$(basename "$copy" .cuda)"; }
 done
-all=$work/all.cpp build=("$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -pthread)
+all=$work/all.cpp build=("$compiler" -std=c++17 -DKERNELS_UNOPTIMIZED=1 -Wall -Wextra -Werror "$@" -pthread)
 if $cuda; then all=$work/all.cu build=("$compiler" -std=c++17 -Werror all-warnings -arch=native); fi
 {
   cat "$work/all"
