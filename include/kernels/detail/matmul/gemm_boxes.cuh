@@ -471,12 +471,14 @@ struct TmaGemmBody {
     }
     lay_out<kHeight>(sums, stages);
   }
+  // By warpgroup `group`, which has a part of the tile, or all of it.
   template <int kHeight, int kBuffers>
   static __device__ __forceinline__ void store(const Params& params, const Tile& tile, Sums<kHeight>& sums,
                                                uint32_t buffers, int group) {
+    const int part = kPingPong ? 0 : group;
     params.maps.results.template put<by_rows ? kOutputs / 64 : kHeight / 32, kBuffers>(
-        params.problem, int(tile.token) + (by_rows ? group * 64 : 0),
-        int(tile.output) + (by_rows ? 0 : group * (kOutputs / kGroups)), int(tile.token_end), buffers,
+        params.problem, int(tile.token) + (by_rows ? part * 64 : 0),
+        int(tile.output) + (by_rows ? 0 : part * (kOutputs / kGroups)), int(tile.token_end), buffers,
         kOwnBarrier + group, [&](int half, int j) { return four_of(sums, half, j); });
   }
   // A warpgroup of the persistent kernel.
@@ -499,7 +501,7 @@ struct TmaGemmBody {
       if constexpr (is_8bit) scale_rows<kHeight>(p, tile, factors, sums);
       if constexpr (has_boxes) {
         if (kPingPong && !params.maps.results.made) return;
-        store<kHeight, buffers_for(kHeight)>(params, tile, sums, buffers, kPingPong ? 0 : group);
+        store<kHeight, buffers_for(kHeight)>(params, tile, sums, buffers, group);
       }
     }
     template <int kHeight>
