@@ -26,12 +26,13 @@ struct GemmResults {
   arch::TensorMap map;
   bool made = false;
 
-  // Whether there can be a map for tiles of `tokens` tokens. A box would also write the tokens of the group behind.
+  // Whether there can be a map for tiles of `tokens` tokens. A box would also write the tokens of the group behind, and
+  // is clipped at multiples of 16 bytes.
   static bool can_be(const P& p, int tokens) {
     if constexpr (!possible) return false;
     if (p.groups.offsets != nullptr || (p.groups.count > 1 && p.m % tokens != 0)) return false;
     const Plane out = plane(p);
-    return out.rows > 0 && out.rows <= INT32_MAX && p.n <= INT32_MAX && out.heads.count <= 1 &&
+    return out.rows > 0 && out.rows <= INT32_MAX && p.n <= INT32_MAX && p.n % 8 == 0 && out.heads.count <= 1 &&
            out.batches.count <= 1 && out.stride % 16 == 0 && reinterpret_cast<uintptr_t>(out.begin) % 16 == 0;
   }
   void make(const Exec& ex, const P& p) {
