@@ -45,19 +45,21 @@ struct GemmResults {
   template <int kPieces, int kBuffers, class Four>
   __device__ __forceinline__ void put(const P& p, int row, int col, int end, uint32_t buffers, int barrier,
                                       const Four& four) const {
-    const bool stores = threadIdx.x % 128 == 0;
     const int mine = col + threadIdx.x / 32 % 4 * (kOutputs / 4) + threadIdx.x % 32 / 4;
     const Operand operands[2][2] = {{operand(p, mine), operand(p, mine + 8)},
                                     {operand(p, mine + 16), operand(p, mine + 24)}};
-    KERNELS_UNROLL
-    for (int i = 0; i < kPieces; ++i) {
+    // With the parts of all pieces numbered.
+    const auto put_part = [&](int number, const auto& four_of_part) {
+      const int i = number / kParts;
+      const bool stores = threadIdx.x % 128 == 0;
       const uint32_t piece = buffers + i % kBuffers * kPieceBytes;
-      if (i == 0 || i >= kBuffers) {
+      if (number % kParts == 0 && (i == 0 || i >= kBuffers)) {
         if (stores) i == 0 ? arch::stored_boxes_wait<0>() : arch::stored_boxes_wait<kBuffers - 1>();
         __syncwarp();  // a barrier counts a warp whose threads diverged as arrived with the first of them
         arch::named_barrier_sync(barrier, 128);
       }
-      stage(p, i, piece, operands, four);
+      stage(p, piece, number % kParts, operands, four_of_part);
+      if (number % kParts != kParts - 1) return;
       arch::async_proxy_fence();
       arch::named_barrier_sync(barrier, 128);
       if (stores) {
@@ -70,6 +72,24 @@ struct GemmResults {
         arch::stored_boxes_commit();
       }
       __syncwarp();
+    };
+    if constexpr (P::matrices == 1 && std::is_same<Map, Identity>::value) {
+      KERNELS_UNROLL
+      for (int number = 0; number < kPieces * kParts; ++number)
+        put_part(number, [&](int k) -> const float* { return four_of_part(four, number, k); });
+    } else {
+      // A loop, so that the maps' code is compiled once and not for each part.
+#pragma unroll 1
+      for (int number = 0; number < kPieces * kParts; ++number) {
+        float sums[kFours][4];
+        KERNELS_UNROLL
+        for (int other = 0; other < kPieces * kParts; ++other) {
+          if (other != number) continue;
+          KERNELS_UNROLL
+          for (int k = 0; k < kFours * 4; ++k) sums[k / 4][k % 4] = four_of_part(four, other, k / 4)[k % 4];
+        }
+        put_part(number, [&](int k) -> const float* { return sums[k]; });
+      }
     }
   }
 
@@ -89,41 +109,39 @@ struct GemmResults {
     return fetch_operands<1>(last_maps(p), 0, lesser<int64_t>(col, p.n - 1));
   }
 
-  // Stages piece i, in rows of 128 bytes with the 128-byte swizzle. operands: for the columns of four(half, j), first
-  // those of its first two sums.
+  // A part of a piece is what stmatrix stores: 16 x 16 results, or 8 tokens x 32 outputs if a warp has 32. Its sums are
+  // kFours times four of each lane; those of a gate's other matrix are behind the first two.
+  static constexpr int kParts = kByRows || kWide ? 4 : 2, kFours = 2 * P::matrices;
   template <class Four>
-  static __device__ __forceinline__ void stage(const P& p, int i, uint32_t piece, const Operand (&operands)[2][2],
+  static __device__ __forceinline__ const float* four_of_part(const Four& four, int number, int k) {
+    const int i = number / kParts, part = number % kParts;
+    if constexpr (kByRows) {  // with a gate, 32 sums of either matrix alternate
+      const int eight = part * 2 + k % 2;
+      return four(0, P::matrices == 1 ? i * 8 + eight : i * 16 + eight / 4 * 8 + eight % 4 + k / 2 * 4);
+    } else if constexpr (kWide) {
+      return four(k, i * 4 + part);
+    } else {
+      return four(k / 2, i * 4 + part * 2 + k % 2);
+    }
+  }
+  // Stages a part, in rows of 128 bytes with the 128-byte swizzle. operands: for the columns of the sums.
+  template <class Four>
+  static __device__ __forceinline__ void stage(const P& p, uint32_t piece, int part, const Operand (&operands)[2][2],
                                                const Four& four) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     uint32_t words[4];
+    KERNELS_UNROLL
+    for (int k = 0; k < 4; ++k)
+      words[k] = pair(p, operands[kWide && !kByRows ? k / 2 : 0][kByRows ? 0 : k % 2], four(k / 2) + k % 2 * 2,
+                      P::matrices == 1 ? nullptr : four(kFours / 2 + k / 2) + k % 2 * 2);
     if constexpr (kByRows) {
-      // 16 x 16 results at a time. With a gate, 32 sums of either matrix alternate.
-      const uint32_t to = piece + (warp * 16 + lane % 16) * 128;
-      KERNELS_UNROLL
-      for (int j = 0; j < 8; j += 2) {
-        KERNELS_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          const int eight = i * 8 + j + k / 2, of_gate = P::matrices == 1 ? eight : eight / 4 * 8 + eight % 4;
-          words[k] = pair(p, operands[0][0], four(0, of_gate) + k % 2 * 2,
-                          P::matrices == 1 ? nullptr : four(0, of_gate + 4) + k % 2 * 2);
-        }
-        arch::store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, words);
-      }
-    } else {
-      // Weights are the rows of sums, and become columns: 8 x 32 results at a time, or 16 x 16 if a warp has only 16.
-      const int column = kWide ? warp * 4 + lane / 8 : warp * 2 + lane / 8 % 2;
-      const uint32_t to = piece + column / 8 * (kBoxRows * 128) + lane % 8 * 128 + (column ^ lane) % 8 * 16 +
-                          (kWide ? 0 : lane / 16 * (8 * 128));
-      KERNELS_UNROLL
-      for (int j = 0; j < 4; j += kWide ? 1 : 2) {
-        KERNELS_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          const int half = kWide ? k / 2 : 0, eight = i * 4 + j + (kWide ? 0 : k / 2);
-          words[k] = pair(p, operands[half][k % 2], four(half, eight) + k % 2 * 2,
-                          P::matrices == 1 ? nullptr : four(1, eight) + k % 2 * 2);
-        }
-        arch::store_matrices_transposed(to + j * (8 * 128), words);
-      }
+      const int row = warp * 16 + lane % 16, chunk = part * 2 + lane / 16;
+      arch::store_matrices(piece + row * 128 + (chunk ^ row % 8) * 16, words);
+    } else {  // weights are the rows of sums, and become columns
+      const int chunk = kWide ? warp * 4 + lane / 8 : warp * 2 + lane / 8 % 2,
+                row = (kWide ? part : part * 2 + lane / 16) * 8 + lane % 8;
+      arch::store_matrices_transposed(piece + chunk / 8 * (kBoxRows * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16,
+                                      words);
     }
   }
   // Two results; up: the sums of a gate's other matrix.
