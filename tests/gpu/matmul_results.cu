@@ -147,6 +147,54 @@ TEST_CASE("results of products: batches") {
   }
 }
 
+namespace {
+
+constexpr Sizes kSizes8Bit[] = {{300, 600, 208}, {129, 776, 64}, {577, 72, 1104}};
+
+template <class W>
+Real<> dot_8bit(const W& x, const W& w, const Sizes& s, int64_t m, int64_t n) {
+  return product(
+      m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x(r, i)); }, w, units(Path::gemm, s.k));
+}
+// make(rows, columns): inputs and weights of 8 bits.
+template <class Make>
+void eight_bit(const char* what, const Make& make) {
+  for (const Sizes& s : kSizes8Bit) {
+    const auto x = make(s.m, s.k), w = make(s.n, s.k);
+    every_tile<k::half>(
+        what, s,
+        [&](const k::Exec& ex, Device<k::half>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, x.source(), w.source(), k::scale(0.125) | k::store(y.data(), y.ld()), s, policy, plan);
+        },
+        [&](int64_t m, int64_t n) { return dot_8bit(x, w, s, m, n) * Real<>(0.125); });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("results of products: 8 bits") {
+  eight_bit("e4m3", [](int64_t n, int64_t c) { return Plain<k::float8_e4m3, DeviceMemory>(n, c, 16, 0); });
+  eight_bit("int8 by row", [](int64_t n, int64_t c) {
+    return Scaled<int8_t, float, DeviceMemory>(n, c, Grain::row, 1, 16, 0);
+  });
+}
+
+TEST_CASE("results of products: gates of 8 bits") {
+  for (const Sizes& s : kSizes8Bit) {
+    const Scaled<int8_t, float, DeviceMemory> x(s.m, s.k, Grain::row, 1, 16, 0), gate(s.n, s.k, Grain::row, 1, 16, 0),
+        up(s.n, s.k, Grain::row, 1, 32, 0);
+    every_tile<k::half>(
+        "gates of int8", s,
+        [&](const k::Exec& ex, Device<k::half>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
+          return call_of(ex, x.source(), k::gated(gate.source(), up.source()),
+                         k::reglu() | k::scale(0.01) | k::store(y.data(), y.ld()), s, policy, plan);
+        },
+        [&](int64_t m, int64_t n) {
+          return relu(dot_8bit(x, gate, s, m, n)) * dot_8bit(x, up, s, m, n) * Real<>(0.01);
+        });
+  }
+}
+
 TEST_CASE("results of products: maps that depend on the place, and other sinks, leave in packs") {
   const Sizes s{130, 264, 72};
   const Matrix<k::half> x(21, s.m, s.k, s.k, 0, 1);
