@@ -164,9 +164,9 @@ void eight_bit(const char* what, double cut, const Make& make) {
     every_tile<k::half>(
         what, s,
         [&](const k::Exec& ex, Device<k::half>& y, const k::MatmulPolicy& policy, k::MatmulPlan* plan) {
-          return call_of(ex, x.source(), w.source(), k::scale(0.125) | k::store(y.data(), y.ld()), s, policy, plan);
+          return call_of(ex, x.source(), w.source(), k::store(y.data(), y.ld()), s, policy, plan);
         },
-        [&](int64_t m, int64_t n) { return dot_8bit(x, w, s, m, n, cut) * Real<>(0.125); });
+        [&](int64_t m, int64_t n) { return dot_8bit(x, w, s, m, n, cut); });
   }
 }
 

@@ -122,10 +122,6 @@ template <class A, class B>
 struct Traits<MapChain<A, B>> : NoTraits {
   static constexpr bool reads_matrix = Traits<A>::reads_matrix || Traits<B>::reads_matrix;
 };
-template <class A, class B>
-constexpr bool by_values<MapChain<A, B>> = by_values<A>&& by_values<B>;
-template <class A, class B>
-constexpr bool by_columns<MapChain<A, B>> = by_columns<A>&& by_columns<B>;
 }  // namespace detail
 
 template <class M, class S>

@@ -192,8 +192,6 @@ template <class S, class Op>
 struct Traits<Binary<S, Op>> : NoTraits {
   static constexpr bool reads_matrix = !Traits<S>::same_rows;
 };
-template <class S, class Op>
-constexpr bool by_columns<Binary<S, Op>> = Traits<S>::same_rows;
 }  // namespace detail
 
 struct AddOp {

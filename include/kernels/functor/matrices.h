@@ -201,11 +201,6 @@ struct Glu : Functor {
   }
 };
 
-namespace detail {
-template <class Activation, class GateMap, class UpMap>
-constexpr bool by_values<Glu<Activation, GateMap, UpMap>> = by_values<GateMap>&& by_values<UpMap>;
-}
-
 template <class S, class G>
 class Joined : public Functor {
  public:

@@ -5,10 +5,6 @@
 #include "../core/concepts.h"
 
 KERNELS_BEGIN
-template <class F>
-struct Elementwise;
-struct Identity;
-
 namespace detail {
 
 // A 16-bit type that tensor cores multiply.
@@ -46,13 +42,6 @@ struct NoTraits {
 // A specialization is not inherited: a class derived from a source may behave differently.
 template <class F>
 struct Traits : NoTraits {};
-
-// Whether a map computes each value from the value before it alone, wherever that stands.
-template <class M>
-constexpr bool by_values = std::is_base_of<Elementwise<M>, M>::value || std::is_same<M, Identity>::value;
-// Or from it and what it reads of its column in all rows.
-template <class M>
-constexpr bool by_columns = by_values<M>;
 
 // For sources of codes.
 template <class T, int kPack = 16 / int(sizeof(T))>
