@@ -12,7 +12,8 @@ k::Exec with_blocks(const k::Exec& ex, int blocks) {
   return k::Exec(ex.stream(), device);
 }
 
-int left_by_tma = 0;  // calls
+// Tiles of every_tile(): those that only code with TMA has, and those whose results left by it.
+int tma_tiles = 0, left_by_tma = 0;
 
 // call(exec, to, policy, plan): the product with results at a place for packs of 8, or for single ones. Without a plan,
 // it is made.
@@ -36,7 +37,7 @@ void every_tile(const char* what, const Sizes& s, const Call& call, const Want& 
     // Without wgmma, or if blocks share K, results leave in packs.
     CHECK((!plan.results_by_tma || can_leave));
     CHECK(!other.results_by_tma);
-    left_by_tma += plan.results_by_tma;
+    tma_tiles += tile.tokens == 192 || plan.in_eight, left_by_tma += plan.results_by_tma;
     std::vector<float> first;
     for (const int blocks : {k::Exec(stream).device().sm_count, 1, 3}) {
       for (Device<T>* y : {&by_tma, &in_packs}) {
@@ -79,7 +80,7 @@ Real<> dot(const Matrix<T>& x, const Plain<T, DeviceMemory>& w, const Sizes& s, 
 
 template <class T>
 void plain() {
-  left_by_tma = 0;
+  tma_tiles = left_by_tma = 0;
   for (const Sizes& s : kSizes) {
     const Matrix<T> x(21, s.m, s.k, s.k, 0, 1);
     const Plain<T, DeviceMemory> w(s.n, s.k, 8, 0);
@@ -99,7 +100,7 @@ void plain() {
         },
         [&](int64_t m, int64_t n) { return gelu(dot(x, w, s, m, n) + Real<>(bias.value(0, n))); });
   }
-  CHECK(left_by_tma > 0);
+  CHECK((left_by_tma > 0) == (tma_tiles > 0));
 }
 
 }  // namespace
@@ -173,9 +174,11 @@ void eight_bit(const char* what, double cut, const Make& make) {
 }  // namespace
 
 TEST_CASE("results of products: 8 bits") {
+  tma_tiles = left_by_tma = 0;
   eight_bit("e4m3", 0x1p-9, [](int64_t n, int64_t c) { return Plain<k::float8_e4m3, DeviceMemory>(n, c, 16, 0); });
   eight_bit("int8 by row", 0,
             [](int64_t n, int64_t c) { return Scaled<int8_t, float, DeviceMemory>(n, c, Grain::row, 1, 16, 0); });
+  CHECK((left_by_tma > 0) == (tma_tiles > 0));
 }
 
 TEST_CASE("results of products: gates of 8 bits") {
@@ -194,7 +197,7 @@ TEST_CASE("results of products: gates of 8 bits") {
   }
 }
 
-TEST_CASE("results of products: maps that depend on the place, and other sinks, leave in packs") {
+TEST_CASE("results of products: behind maps, and to other sinks, they leave in packs") {
   const Sizes s{130, 264, 72};
   const Matrix<k::half> x(21, s.m, s.k, s.k, 0, 1);
   const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 0);
@@ -210,5 +213,6 @@ TEST_CASE("results of products: maps that depend on the place, and other sinks, 
   CHECK(!leaves(k::add(k::load(static_cast<const k::half*>(other.data()), s.n)) | to));
   CHECK(!leaves(k::tee(other.data(), s.n) | to));
   CHECK(!leaves(k::causal(s.m, s.n) | to));
+  CHECK(!leaves(k::gelu() | to));
   CHECK(!leaves(k::store(wide.data(), s.n)));
 }
