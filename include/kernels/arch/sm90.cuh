@@ -203,8 +203,9 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// TMA: copies a box from shared memory to a tensor, clipped at its bounds. Called by one thread of a warp, which then
-// commits its stores, and may wait until all but the last kLeft commits have read the shared memory.
+// TMA: copies a box from shared memory to a tensor, clipped at its bounds, of a row at a multiple of 16 bytes: if that
+// ends in between, what is behind it is overwritten. Called by one thread of a warp, which then commits its stores, and
+// may wait until all but the last kLeft commits have read the shared memory.
 __device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, int w, uint32_t from) {
   if constexpr (kClusters) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
