@@ -35,8 +35,8 @@ namespace detail {
 KERNELS_HD constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
 constexpr int kGemmAligned = 1024;  // alignment for wgmma, where shared memory is large
 KERNELS_HD constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
-KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed, int besides = 0) {
-  const int most = ((has_much_shared(architecture) ? 216 << 10 : 96 << 10) - besides) / stage_bytes;
+KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed) {
+  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / stage_bytes;
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
 KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {

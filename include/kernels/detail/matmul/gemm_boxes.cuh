@@ -67,12 +67,8 @@ struct TmaGemmBody {
   static constexpr int max_threads = kConsumers + kProducers;
   static constexpr bool trades_registers = max_threads > 256;
   static constexpr int registers = trades_registers ? 168 : 255;
-  static constexpr int kProducerRegisters = inputs_by_tma  ? 40
-                                            : kRows == 256 ? 72
-                                                           : 144,
-                       kConsumerRegisters = inputs_by_tma  ? 232
-                                            : kRows == 256 ? 216
-                                                           : 208;
+  static constexpr int kProducerRegisters = inputs_by_tma ? 40 : kRows == 256 ? 72 : 144,
+                       kConsumerRegisters = inputs_by_tma ? 232 : kRows == 256 ? 216 : 208;
   template <int kHeight>
   using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
   using Slabs =
