@@ -187,15 +187,13 @@ inline int grow_pool(Job& job, int missing) {
   return started;
 }
 
-template <class F>
-void run_on_pool(int parts, const F& f) {
-  Job job{[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f, parts, {}, {0}};
+inline void run_on_pool(Job& job) {
 #if defined(__SSE__)
   job.rounding = __builtin_ia32_stmxcsr();
 #else
   std::fegetenv(&job.rounding);
 #endif
-  int missing = parts - 1, end = 0;
+  int missing = job.parts - 1, end = 0;
   for (const int started = pool.started; missing > 0 && end < started; ++end) {
     Worker& worker = pool.workers[end];
     const Job* free = nullptr;
@@ -215,6 +213,11 @@ void run_on_pool(int parts, const F& f) {
       wait(worker, [&worker] { return worker.job == nullptr; });
     worker.owner = nullptr;
   }
+}
+template <class F>
+void run_on_pool(int parts, const F& f) {
+  Job job{[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f, parts, {}, {0}};
+  run_on_pool(job);
 }
 
 }  // namespace host
