@@ -93,16 +93,16 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
 TEST_CASE("weights in the order of pairs give the same bits") {
   const int64_t dim = 24, rotary = 20, n = 3 * dim, cols = 288;
   Random random(1);
-  std::vector<float> x(size_t(7 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(7 * n)),
-      plain(size_t(7 * n));
+  std::vector<float> x(size_t(40 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(40 * n)),
+      plain(size_t(40 * n));
   const std::vector<float> frequencies(size_t(rotary / 2));  // by 0 nothing turns
-  const std::vector<int32_t> positions(7);
+  const std::vector<int32_t> positions(40);
   std::vector<uint32_t> codes(size_t(n * cols / 8));
   for (float& v : x) v = float(random.normal());
   for (uint32_t& word : codes) word = uint32_t(random.uniform(0, 4294967295.0));
   const auto map = k::rope(positions.data(), frequencies.data(), int(dim)).rotary_dim(int(rotary));
   const auto w = k::dequant(k::int4(codes.data(), cols), k::group_scales(scales.data(), cols / 32, 32));
-  for (const int64_t m : {1, 3, 7}) {
+  for (const int64_t m : {1, 3, 7, 40}) {
     const auto run = [&](const auto& weights, const auto& sink) {
       return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, sink, {m, n, cols});
     };

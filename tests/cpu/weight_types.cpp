@@ -99,11 +99,11 @@ void every_code(Tally& t, const char* what) {
       const uint8_t code = uint8_t(c);
       std::memcpy(static_cast<void*>(&codes[size_t(c * cols + at)]), &code, 1);
     }
-    const std::vector<float> x(size_t(6 * cols), 1.f);
+    const std::vector<float> x(size_t(33 * cols), 1.f);
     const std::vector<S> ones(256, make<S>(1)), threes(256, make<S>(3));
     const auto w = k::load(static_cast<const T*>(codes.data()), cols);
     const auto source = k::load(x.data(), cols);
-    for (const int64_t m : {1, 2, 6}) {
+    for (const int64_t m : {1, 2, 6, 33}) {
       std::vector<float> plain(size_t(m * 256)), scaled(plain), centered(plain);
       const k::cpu::Exec cx = on_threads(2);
       REQUIRE(k::cpu::matmul(cx, source, w, k::store(plain.data(), 256), {m, 256, cols}));
@@ -139,9 +139,9 @@ TEST_CASE("gf4 with scales") {
   Tally t;
   for (const int64_t cols : {100, 128, 1000}) {
     const EightInAWord<> w(19, cols);
-    const Matrix<float> x(1, 6, cols, cols, 0, 1), s(2, 19, (cols + 31) / 32, (cols + 31) / 32, 1, 0.1);
+    const Matrix<float> x(1, 33, cols, cols, 0, 1), s(2, 19, (cols + 31) / 32, (cols + 31) / 32, 1, 0.1);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-    for (const int64_t m : {1, 3, 6}) {
+    for (const int64_t m : {1, 3, 6, 33}) {
       Guarded<float> y(m, 19, 19);
       const auto status = k::cpu::matmul(on_threads(2), k::load(static_cast<const float*>(x.data()), cols),
                                          k::dequant(w.source(), k::group_scales(s.data(), s.ld(), 32)),
@@ -166,7 +166,7 @@ TEST_CASE("NaN in fp8 weights") {
     std::memcpy(static_cast<void*>(&code), &infinity, 1);
     w2.set(5, at, code);
     w.upload(), w2.upload();
-    for (const int64_t m : {1, 6}) {
+    for (const int64_t m : {1, 6, 33}) {
       check<float, float>(t, "e4m3", {m, 20, 77}, w);
       check<float, float>(t, "e5m2", {m, 20, 77}, w2);
     }

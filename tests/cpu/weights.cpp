@@ -107,7 +107,7 @@ TEST_CASE("weights of 8 and 4 bits, stacked and gated") {
   Tally t;
   const int64_t cols = 900, n = 21;
   const auto all = [&](const char* what, const auto& w) {
-    for (const int64_t m : {1, 2, 4, 5}) {
+    for (const int64_t m : {1, 2, 4, 5, 33}) {
       const Matrix<float> x(7, m, cols, cols, 0, 1);
       const auto in = k::load(static_cast<const float*>(x.data()), cols);
       const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
@@ -247,7 +247,11 @@ TEST_CASE("fp4 weights, scales that are powers of 2") {
 TEST_CASE("every number of tokens up to 40") {
   Tally t;
   const Plain<float> w(19, 203);
-  for (int64_t m = 1; m <= 40; ++m) check<float, float>(t, "float", {m, 19, 203, int(m % 3) + 1}, w);
+  const Plain<k::half> halves(19, 203);
+  for (int64_t m = 1; m <= 40; ++m) {
+    check<float, float>(t, "float", {m, 19, 203, int(m % 3) + 1}, w);
+    check<float, float>(t, "half", {m, 19, 203, int(m % 3) + 1}, halves);
+  }
   CHECK_TALLY(t);
 }
 

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "../../exec.h"
-#include "inputs.h"
+#include "units.h"
 
 #if KERNELS_VECTORS && defined(__AVX512F__) && defined(__AVX512BF16__)
 #define KERNELS_BF16_DOTS 1
@@ -209,7 +209,12 @@ class Gemm {
     State states[T::block_rows];
     const int64_t rows = block(m_end - m_begin, T::block_rows, T::rows),
                   cols = block(n_end - n_begin, kBlockCols, T::cols);
-    const int64_t depth = block(shape_.k, T::depth, greater(kWidestPack, T::square));
+    int unit = greater(kWidestPack, T::square);
+    each_matrix(w_, [&unit](const auto& source, int) {
+      if constexpr (has_codes<std::decay_t<decltype(source)>>)
+        unit = greater(unit, Unit<Number, std::decay_t<decltype(source)>>::cols);
+    });
+    const int64_t depth = block(shape_.k, T::depth / unit * unit, unit);
     for (int64_t m = m_begin; m < m_end; m += rows) {
       const int height = int(lesser(rows, m_end - m));
       for (int r = 0; r < height; ++r) {
@@ -277,7 +282,12 @@ class Gemm {
     for (int left = 0; left < T::cols; left += T::lanes) {
       Number* const panel = to + left * T::together;
       int done = 0;
-      if constexpr (any_width<Source>) {
+      if constexpr (has_codes<Source>) {
+        if (left + T::lanes <= width && in_one_matrix(source, n + left, n + left + T::lanes - 1)) {
+          in_matrix(source, n + left,
+                    [&](const auto& matrix, int64_t row) { done = transpose_codes(matrix, row, k, stretch, panel); });
+        }
+      } else if constexpr (any_width<Source>) {
         if (left + T::lanes <= width) {
           for (; done + T::square <= stretch; done += T::square) {
             turn([&](int i) KERNELS_INLINE {
@@ -304,15 +314,48 @@ class Gemm {
       }
     }
   }
+  // The same for as many results as a vector has lanes, with codes of less than 16 bits, which are decoded in units;
+  // returns for how many columns.
+  template <class M>
+  static int transpose_codes(const M& matrix, int64_t row, int64_t k, int stretch, Number* panel) {
+    using Of = MatrixOf<M>;
+    using U = Unit<Number, typename Of::type>;
+    using Scales = Shared<Number, typename Of::type, T::lanes>;
+    int done = 0;
+    if (!in_units<Number>(Of::of(matrix))) return done;
+    const Scales shared(
+        Of::of(matrix), [&](int r) KERNELS_INLINE { return Of::row(matrix, row + r); }, k, stretch);
+    for (; done + U::cols <= stretch; done += U::cols) {
+      const int64_t index = shared.index(done);
+      unrolled<U::cols / T::lanes>([&](auto i) KERNELS_INLINE {
+        // In planes, vector i has every eighth column.
+        const int first = U::in_planes ? i() : i() * T::lanes;
+        turn(
+            [&](int r) KERNELS_INLINE {
+              const U unit(Of::of(matrix), Of::row(matrix, row + r), k + done);
+              Register<Number> v = unit.template vector<i()>();
+              if constexpr (U::in_planes) {
+                v = v * in_register(broadcast<T::lanes>(Number(1 / U::unity(i()))));
+              }
+              if constexpr (Scales::has_centers) v = v - shared.center(r, index);
+              if constexpr (U::scaled) v = v * shared.scale(unit, r, index);
+              return v;
+            },
+            panel + (done + first) * T::cols, U::in_planes ? 8 : 1);
+      });
+    }
+    return done;
+  }
+  // Writes a square of rows to each `apart` columns of a panel.
   template <class Row, int... i>
-  static KERNELS_INLINE void turn(const Row& row, Number* to, std::integer_sequence<int, i...> lanes) {
+  static KERNELS_INLINE void turn(const Row& row, Number* to, int apart, std::integer_sequence<int, i...> lanes) {
     LanesOf<Number> square[] = {row(i)...};
     transpose<1, typename Operand<Number>::Lane>(square, lanes);
-    (copy_bytes<int(sizeof(square[i]))>(to + i * T::cols * T::together, &square[i]), ...);
+    (copy_bytes<int(sizeof(square[i]))>(to + i * apart * T::cols * T::together, &square[i]), ...);
   }
   template <class Row>
-  static KERNELS_INLINE void turn(const Row& row, Number* to) {
-    turn(row, to, std::make_integer_sequence<int, T::lanes>());
+  static KERNELS_INLINE void turn(const Row& row, Number* to, int apart = 1) {
+    turn(row, to, apart, std::make_integer_sequence<int, T::lanes>());
   }
 
   const X& x_;

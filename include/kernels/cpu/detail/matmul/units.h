@@ -189,6 +189,35 @@ struct MatrixOf<TwoLines<S>> {
   }
 };
 
+// Paired rows are in two runs; unpaired rows get indices far from those of pairs and of other heads.
+template <class S, class F>
+void in_lines(const Paired<S>& w, int64_t row, const F& f) {
+  const int64_t pair = w.place_in_pairs(row), alone = (1 + w.head_of(row)) << 20;
+  if (pair >= 0)
+    f(TwoLines<S>{w.source(), row - pair, 1, w.half()}, pair);
+  else
+    f(TwoLines<S>{w.source(), -alone, 2, 1}, row + alone);
+}
+// Calls f(matrix, row) with the matrix that contains row `row` of the weights, and its index there.
+template <class W, class F>
+void in_matrix(const W& w, int64_t row, const F& f) {
+  if constexpr (is_stacked<W>::value)
+    w.visit(row, [&](const auto& part, int64_t begin) { in_matrix(part, row - begin, f); });
+  else if constexpr (is_shifted<W>::value)
+    in_matrix(w.source(), row + w.shift(), f);
+  else if constexpr (is_paired<W>::value)
+    in_lines(w, row, f);
+  else
+    f(w, row);
+}
+template <class W>
+bool in_one_matrix(const W& w, int64_t first, int64_t last) {
+  int64_t distance = 0;
+  in_matrix(w, first, [&](const auto&, int64_t row) { distance -= row; });
+  in_matrix(w, last, [&](const auto&, int64_t row) { distance += row; });
+  return distance == last - first;
+}
+
 // Weights in plain memory: their bits, and the address of one.
 template <class W>
 struct Addressable {
@@ -215,6 +244,18 @@ struct Addressable<Dequant<Codes, S>> {
     return Addressable<Codes>::of(w.codes(), row, col);
   }
 };
+
+// Whether a matrix has codes of 8 or 4 bits, in whatever parts.
+template <class W>
+constexpr bool has_codes = Addressable<W>::bits > 0 && Addressable<W>::bits < 16;
+template <class S, int kParts>
+constexpr bool has_codes<Stacked<S, kParts>> = has_codes<S>;
+template <class S>
+constexpr bool has_codes<Shifted<S>> = has_codes<S>;
+template <class S>
+constexpr bool has_codes<Paired<S>> = has_codes<S>;
+template <class S>
+constexpr bool has_codes<Gated<S>> = has_codes<S>;
 
 // Whether units can be read at multiples of their length, wherever a row begins.
 template <class C, class W>
