@@ -116,17 +116,6 @@ KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count,
   }
 }
 
-// Has a vector that is used more than once in a register. Compilers read it from memory for each use, and with AVX2 it
-// is loads that limit these products.
-template <class Vector>
-KERNELS_INLINE inline void keep_in_register(Vector& v) {
-#if KERNELS_VECTORS && defined(__AVX2__) && !defined(__AVX512F__)
-  asm("" : "+x"(v));
-#else
-  (void)v;
-#endif
-}
-
 // The common data of the products of a run of columns: weight rows row_of[r], inputs x + t * stride, and columns from
 // `begin` on of the weights.
 template <class C, class M, int kRows, int kTokens>
@@ -151,8 +140,9 @@ struct TileRun {
     unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
       Register<C> in[kTokens];
       unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-        in[t()] = vector_at(x + t() * stride + col + i() * N);
-        if constexpr (kTokens > 1 && rows > 1) keep_in_register(in[t()]);
+        const Register<C> v = vector_at(x + t() * stride + col + i() * N);
+        // With AVX2 loads limit this, and each is for all rows.
+        in[t()] = kVectorBytes < 64 && kTokens > 1 && rows > 1 ? arch::held(v) : v;
       });
       unrolled<rows>([&](auto r) KERNELS_INLINE {
         const U unit(w, row_of[first + r()], begin + col);
