@@ -33,7 +33,7 @@ namespace host {
 // an EPYC, 2048 x 4096 halves: 16 tokens 4.7 and 4.0, 20 tokens 5.9 and 6.6; int4: 20 tokens 6.1 and 5.5, 32 8.3
 // and 8.4.
 template <class X, class W>
-constexpr int kMostGemvTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens
+constexpr int kMostGemvTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens<W>
                                 : kVectorBytes < 64 && !has_codes<W>            ? kMostInRegisters<DirectLoad<half>>
                                                                                 : kMostTokens;
 

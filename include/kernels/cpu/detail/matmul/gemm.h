@@ -282,69 +282,59 @@ class Gemm {
     for (int left = 0; left < T::cols; left += T::lanes) {
       Number* const panel = to + left * T::together;
       int done = 0;
+      alignas(64) Number rows[T::lanes * T::depth];
       if constexpr (has_codes<Source>) {
-        if (left + T::lanes <= width && in_one_matrix(source, n + left, n + left + T::lanes - 1)) {
-          in_matrix(source, n + left,
-                    [&](const auto& matrix, int64_t row) { done = transpose_codes(matrix, row, k, stretch, panel); });
-        }
-      } else if constexpr (any_width<Source>) {
-        if (left + T::lanes <= width) {
-          for (; done + T::square <= stretch; done += T::square) {
-            turn([&](int i) KERNELS_INLINE {
-              const auto fetched = fetch<T::square>(source, n + left + i, k + done);
-              return bit_cast<LanesOf<Number>>(values<Number>(source, fetched, n + left + i, k + done));
-            }, panel + done * T::cols);
+        for (int i = 0; i < T::lanes; ++i) {
+          Number* const row = rows + i * T::depth;
+          if (left + i < width) {
+            in_matrix(source, n + left + i, [&](const auto& matrix, int64_t at) {
+              using Of = MatrixOf<std::decay_t<decltype(matrix)>>;
+              decode(Of::of(matrix), Of::row(matrix, at), k, stretch, row);
+            });
+          } else {
+            fill(row, T::depth, Number(0));
           }
         }
-      }
-      if (done == stretch) continue;
-      // Rows that cannot be read in whole squares are copied first, padded with zeros.
-      alignas(64) Number rows[T::lanes * T::depth];
-      for (int i = 0; i < T::lanes; ++i) {
-        int filled = done;
-        if (left + i < width) {
-          read_row(source, n + left + i, k + done, stretch - done, rows + i * T::depth + done);
-          filled = stretch;
+        using U = Unit<Number, Source>;
+        if constexpr (U::in_planes) {  // vector i has every eighth column
+          for (; done + U::cols <= stretch; done += U::cols) {
+            for (int i = 0; i < 8; ++i) {
+              const Register<Number> factor = in_register(broadcast<T::lanes>(Number(1 / U::unity(i))));
+              const Number* const from = rows + done + i * T::lanes;
+              turn([&](int r) KERNELS_INLINE { return vector_at(from + r * T::depth) * factor; },
+                   panel + (done + i) * T::cols, 8);
+            }
+          }
         }
-        for (; filled < stretch || filled % T::square != 0; ++filled)
-          rows[i * T::depth + filled] = convert<Number>(0.f);
+      } else {
+        if constexpr (any_width<Source>) {
+          if (left + T::lanes <= width) {
+            for (; done + T::square <= stretch; done += T::square) {
+              turn(
+                  [&](int i) KERNELS_INLINE {
+                    const auto fetched = fetch<T::square>(source, n + left + i, k + done);
+                    return bit_cast<LanesOf<Number>>(values<Number>(source, fetched, n + left + i, k + done));
+                  },
+                  panel + done * T::cols);
+            }
+          }
+        }
+        if (done == stretch) continue;
+        // Rows that cannot be read in whole squares are copied first, padded with zeros.
+        for (int i = 0; i < T::lanes; ++i) {
+          int filled = done;
+          if (left + i < width) {
+            read_row(source, n + left + i, k + done, stretch - done, rows + i * T::depth + done);
+            filled = stretch;
+          }
+          for (; filled < stretch || filled % T::square != 0; ++filled)
+            rows[i * T::depth + filled] = convert<Number>(0.f);
+        }
       }
       for (; done < stretch; done += T::square) {
         turn([&](int i) KERNELS_INLINE { return lanes_at(rows + i * T::depth + done); }, panel + done * T::cols);
       }
     }
-  }
-  // The same for as many results as a vector has lanes, with codes of less than 16 bits, which are decoded in units;
-  // returns for how many columns.
-  template <class M>
-  static int transpose_codes(const M& matrix, int64_t row, int64_t k, int stretch, Number* panel) {
-    using Of = MatrixOf<M>;
-    using U = Unit<Number, typename Of::type>;
-    using Scales = Shared<Number, typename Of::type, T::lanes>;
-    int done = 0;
-    if (!in_units<Number>(Of::of(matrix))) return done;
-    const Scales shared(
-        Of::of(matrix), [&](int r) KERNELS_INLINE { return Of::row(matrix, row + r); }, k, stretch);
-    for (; done + U::cols <= stretch; done += U::cols) {
-      const int64_t index = shared.index(done);
-      unrolled<U::cols / T::lanes>([&](auto i) KERNELS_INLINE {
-        // In planes, vector i has every eighth column.
-        const int first = U::in_planes ? i() : i() * T::lanes;
-        turn(
-            [&](int r) KERNELS_INLINE {
-              const U unit(Of::of(matrix), Of::row(matrix, row + r), k + done);
-              Register<Number> v = unit.template vector<i()>();
-              if constexpr (U::in_planes) {
-                v = v * in_register(broadcast<T::lanes>(Number(1 / U::unity(i()))));
-              }
-              if constexpr (Scales::has_centers) v = v - shared.center(r, index);
-              if constexpr (U::scaled) v = v * shared.scale(unit, r, index);
-              return v;
-            },
-            panel + (done + first) * T::cols, U::in_planes ? 8 : 1);
-      });
-    }
-    return done;
   }
   // Writes a square of rows to each `apart` columns of a panel.
   template <class Row, int... i>

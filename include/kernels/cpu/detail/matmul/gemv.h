@@ -2,8 +2,8 @@
 // of the time, and everything else must not slow that down.
 //
 // Threads take ranges of weight rows. A thread keeps a stretch of the inputs on its stack, as floats with maps applied,
-// and multiplies kRows weight rows at a time with it. Weights are decoded in registers; if more inputs than a tile
-// share them, into a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as totals.
+// and multiplies kRows weight rows at a time with it. Weights are decoded in registers; if many inputs share them, into
+// a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as totals.
 // The order of a sum depends on M and K only, not on threads or on other rows.
 #pragma once
 
@@ -17,18 +17,21 @@ namespace host {
 // The most inputs that share a pass over the weights.
 constexpr int kMostTokens = 32;
 // Inputs and weight rows that are multiplied at a time, and how many pairs of them: a register for each, and some for
-// what is read. Half as many pairs, half as many rows.
-constexpr int kTileTokens = 4;
+// what is read. So more inputs are multiplied with fewer rows. Codes are decoded again for each tile of inputs.
 constexpr int kTileRows = 4;
 constexpr int kTilePairs = kVectorBytes == 64 ? 16 : 8;
+template <class M>
+constexpr int kTileTokens = kVectorBytes == 64 || !has_codes<M> ? 4 : 2;
 constexpr int rows_of_tile(int rows, int tokens) {
   while (rows * tokens > kTilePairs) rows /= 2;
   return rows;
 }
-// Rows for which the inputs are read once from beyond the first-level cache, if that takes long beside multiplying.
-constexpr int kRowsForOne = 8;
-constexpr bool takes_rows_for_one(int tokens) {
-  return tokens == 1 || tokens > kTileTokens || rows_of_tile(kTileRows, tokens) < kTileRows;
+// The rows for which inputs are read once from beyond the first-level cache: kTileRows where a tile has several inputs
+// and as many rows, otherwise this.
+constexpr int kMostWeightRows = 8;
+template <class M>
+constexpr bool takes_most_weight_rows(int tokens) {
+  return tokens == 1 || tokens > kTileTokens<M> || rows_of_tile(kTileRows, tokens) < kTileRows;
 }
 // Rows, and columns of them, that are decoded at a time for more inputs than a tile. With a tile of inputs they stay in
 // the first-level cache. EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x
@@ -50,7 +53,7 @@ constexpr int kSumBytes = 64 << 10;
 // The most inputs for which weights are decoded in registers, once for each tile of inputs, rather than into a buffer.
 // EPYC without AVX-512, one thread, 2048 x 4096 halves, 8 tokens: 2.0 ms instead of 3.3; 16 tokens: 4.0 instead of 5.4.
 template <class M>
-constexpr int kMostInRegisters = kVectorBytes < 64 && Addressable<M>::bits == 16 ? 16 : kTileTokens;
+constexpr int kMostInRegisters = kVectorBytes < 64 && Addressable<M>::bits == 16 ? 16 : kTileTokens<M>;
 
 // A place in weight rows, `apart` rows from each other, whose columns [begin, end) are read, and what follows after the
 // end: the same columns of the rows from `next` on.
@@ -276,9 +279,14 @@ void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t cou
   add_sums<kTokens, kRows, float>(sums, lanes, lanes_stride);
 }
 
+template <int kRows, class M>
+constexpr int tokens_at_once = kRows == 1 || (kRows > kTileRows && !takes_most_weight_rows<M>(kTileTokens<M>))
+                                   ? 1
+                                   : kTileTokens<M>;
+
 // Either of these, for any number of tokens up to a tile, with as many rows at a time as there are registers for.
-template <int kRows, class C, class W,
-          int kTokens = (kRows <= kTileRows || takes_rows_for_one(kTileTokens) ? kTileTokens : 1)>
+// Rows that are left over take one token at a time.
+template <int kRows, class C, class W, int kTokens = tokens_at_once<kRows, typename MatrixOf<W>::type>>
 void multiply_tile(int tokens, bool in_digits, const W& w, const Stretch& at, int64_t begin, int64_t count, const C* x,
                    int64_t stride, Register<C>* lanes, int lanes_stride) {
   if (tokens == kTokens) {
@@ -293,39 +301,13 @@ void multiply_tile(int tokens, bool in_digits, const W& w, const Stretch& at, in
     }
     return;
   }
-  if constexpr (kTokens > 1)
+  if constexpr (kTokens > 1) {
     multiply_tile<kRows, C, W, kTokens - 1>(tokens, in_digits, w, at, begin, count, x, stride, lanes, lanes_stride);
-}
-
-// Decodes a stretch of a row of weights into a buffer, in planes if its type is read in planes, with zeros behind it.
-template <class W, class C>
-void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
-  using U = Unit<C, W>;
-  constexpr int N = kLanes<C>;
-  constexpr bool has_centers = Shared<C, W, 1>::has_centers;
-  int64_t col = 0;
-  if (in_units<C>(w)) {
-    const Shared<C, W, 1> shared(w, [row](int) KERNELS_INLINE { return row; }, begin, count);
-    for (; col + U::cols <= count; col += U::cols) {
-      const U unit(w, row, begin + col);
-      const int64_t index = shared.index(col);
-      Register<C> scale{};
-      if constexpr (U::scaled) scale = shared.scale(unit, 0, index);
-      unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
-        Register<C> v = unit.template vector<i()>();
-        if constexpr (U::in_planes && has_centers)
-          v = v - shared.center(0, index) * in_register(broadcast<N>(C(U::unity(i()))));
-        else if constexpr (has_centers) v = v - shared.center(0, index);
-        if constexpr (U::scaled) v = v * scale;
-        put_vector<C>(to + col + i() * N, v);
-      });
-    }
-    read_row(w, row, begin + col, count - col, to + col);
   } else {
-    read_row(w, row, begin, count, to);
-    if constexpr (U::in_planes) put_in_planes<U>(to, count, true);
+    for (int t = 0; t < tokens; ++t)
+      multiply_tile<kRows>(1, in_digits, w, at, begin, count, x + t * stride, stride, lanes + t * lanes_stride,
+                           lanes_stride);
   }
-  for (; count % kPadding != 0; ++count) to[count] = C(0);
 }
 
 // Whether f(part) holds for all matrices of stacked weights.
@@ -348,7 +330,7 @@ class Gemv {
       states_[t] = row_state(x, first + t, k_);
       write_state(x, states_[t], first + t, k_);
     }
-    digits_ = tokens_ <= kTileTokens;
+    digits_ = tokens_ <= kTileTokens<W>;
     each_matrix(w, [this](const auto& matrix, int) {
       digits_ &= all_parts(matrix, [](const auto& part) { return in_units<C>(part) && in_digits(part); });
     });
@@ -446,10 +428,10 @@ class Gemv {
         row += reach;
       };
       const auto has = [&](int64_t rows) { return row + rows <= last && in_one_matrix(w, row, row + rows - 1); };
-      static_assert(kRowsForOne == kDecodedRows, "both have the same body");
-      if (takes_rows_for_one(tokens_) && has(kRowsForOne)) {
+      static_assert(kMostWeightRows == kDecodedRows, "both have the same body");
+      if (takes_most_weight_rows<M>(tokens_) && has(kMostWeightRows)) {
         const int64_t apart = tokens_ == 1 ? rows_in_page(w, row) : 1;
-        group(Width<kRowsForOne>{}, has(kRowsForOne * apart) ? apart : 1);
+        group(Width<kMostWeightRows>{}, has(kMostWeightRows * apart) ? apart : 1);
       } else if (has(kTileRows)) {
         group(Width<kTileRows>{}, 1);
       } else {
@@ -482,13 +464,14 @@ class Gemv {
     Register<C> lanes[kMostTokens * kRows];
     fill(lanes, tokens_ * kRows, Register<C>{});
     int64_t col = at.begin;
-    if constexpr (kRows <= kTileRows || kRowsForOne == kRows) {
+    if constexpr (kRows <= kTileRows || kMostWeightRows == kRows) {
       const auto multiply_up_to = [&](int64_t end, bool digits) {
         while (col < end) {
           // The inputs of a run stay in the first-level cache while the rows take turns.
-          const int64_t count = lesser(takes_rows_for_one(tokens_) && tokens_ > 1 ? kRunCols / 2 : kRunCols, end - col);
-          for (int t = 0; t < tokens_; t += kTileTokens) {
-            multiply_tile<kRows>(lesser(kTileTokens, tokens_ - t), digits, w, at, col, count,
+          const int64_t run = tokens_ > 1 && takes_most_weight_rows<Matrix>(tokens_) ? kRunCols / 2 : kRunCols;
+          const int64_t count = lesser(run, end - col);
+          for (int t = 0; t < tokens_; t += kTileTokens<Matrix>) {
+            multiply_tile<kRows>(lesser(kTileTokens<Matrix>, tokens_ - t), digits, w, at, col, count,
                                  x + t * stride + (col - at.begin), stride, lanes + t * kRows, kRows);
           }
           col += count;
@@ -504,12 +487,12 @@ class Gemv {
       const int64_t from = col + count < at.end ? col + count : at.begin,
                     first = col + count < at.end ? at.row : at.next;
       const auto multiply_all = [&](const auto& weights, int64_t row, int64_t begin) {
-        for (int t = 0; t < tokens_; t += kTileTokens) {
+        constexpr int most = kTileTokens<DirectLoad<C>>;
+        for (int t = 0; t < tokens_; t += most) {
           const C* const inputs = x + t * stride + (col - at.begin);
           const auto tile = [&](auto rows, int r) {
-            multiply_tile<rows()>(lesser(kTileTokens, tokens_ - t), false, weights,
-                                  {row + r, row + r, begin, begin + padded}, begin, padded, inputs, stride,
-                                  lanes + t * kRows + r, kRows);
+            multiply_tile<rows()>(lesser(most, tokens_ - t), false, weights, {row + r, row + r, begin, begin + padded},
+                                  begin, padded, inputs, stride, lanes + t * kRows + r, kRows);
           };
           for (int r = 0; r < kRows; r += lesser(kRows, kTileRows))
             tile(Width<(kRows < kTileRows ? kRows : kTileRows)>{}, r);

@@ -371,6 +371,39 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   const int64_t group;
 };
 
+// Decodes a stretch of a row of weights into a buffer, in planes if its type is read in planes, with zeros behind it.
+template <class W, class C>
+void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
+  using U = Unit<C, W>;
+  constexpr int N = kLanes<C>;
+  constexpr bool has_centers = Shared<C, W, 1>::has_centers;
+  int64_t col = 0;
+  if (in_units<C>(w)) {
+    const Shared<C, W, 1> shared(
+        w, [row](int) KERNELS_INLINE { return row; }, begin, count);
+    for (; col + U::cols <= count; col += U::cols) {
+      const U unit(w, row, begin + col);
+      const int64_t index = shared.index(col);
+      Register<C> scale{};
+      if constexpr (U::scaled) scale = shared.scale(unit, 0, index);
+      unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
+        Register<C> v = unit.template vector<i()>();
+        if constexpr (U::in_planes && has_centers)
+          v = v - shared.center(0, index) * in_register(broadcast<N>(C(U::unity(i()))));
+        else if constexpr (has_centers)
+          v = v - shared.center(0, index);
+        if constexpr (U::scaled) v = v * scale;
+        put_vector<C>(to + col + i() * N, v);
+      });
+    }
+    read_row(w, row, begin + col, count - col, to + col);
+  } else {
+    read_row(w, row, begin, count, to);
+    if constexpr (U::in_planes) put_in_planes<U>(to, count, true);
+  }
+  for (; count % kPadding != 0; ++count) to[count] = C(0);
+}
+
 }  // namespace host
 }  // namespace detail
 KERNELS_END
