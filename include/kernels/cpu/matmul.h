@@ -29,13 +29,13 @@ namespace detail {
 namespace host {
 // Products of more tokens than this are computed in tiles. With pairs of bfloat16, tiles run nearly as fast as the
 // weights can be read. On an EPYC with AVX-512, one thread, 14336 x 4096 read from memory: 5 tokens take 8.5 ms in
-// tiles and 10.3 as few, 8 tokens 9.1 and 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1. With AVX2, one thread of
-// an EPYC, 2048 x 4096 halves: 16 tokens 4.7 and 4.0, 20 tokens 5.9 and 6.6; int4: 20 tokens 6.1 and 5.5, 32 8.3
-// and 8.4.
+// tiles and 10.3 as few, 8 tokens 9.1 and 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1.
+// One thread of a Xeon, 2048 x 4096 halves, likewise: 16 tokens 3.0 and 2.9, 20 tokens 3.3 and 3.7, with AVX2 6.2 and
+// 4.5, 7.0 and 7.2; int4: 24 tokens 4.9 and 4.2, 32 tokens 6.1 and 5.5.
 template <class X, class W>
 constexpr int kMostGemvTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens<W>
-                                : kVectorBytes < 64 && !has_codes<W>            ? kMostInRegisters<DirectLoad<half>>
-                                                                                : kMostTokens;
+                                : has_codes<W>                                  ? kMostTokens
+                                                                                : 16;
 
 // Only the CPU can check the offsets, as the host does not see those of the GPU.
 inline Status check_offsets(const Groups& groups, int64_t rows) {
