@@ -39,7 +39,6 @@ TEST_CASE("codes: many rows") {
   CHECK_TALLY(t);
 }
 
-#if defined(__AVX2__)  // without vectors integers are never multiplied
 namespace {
 
 // Inputs of so many tokens, some of them far from the others, that value(token, column) gives.
@@ -129,8 +128,6 @@ TEST_CASE("weights of 8 and 4 bits, stacked and gated") {
   all("int4", FourBit<k::half, false>(n, cols, 32));
   CHECK_TALLY(t);
 }
-
-#endif
 
 #if defined(WEIGHTS_MUST_HAVE_DOTS)
 TEST_CASE("weights of 8 and 4 bits are multiplied as integers") {
@@ -235,11 +232,9 @@ TEST_CASE("fp8 weights with scales") {
   every_shape<float, float>("e4m3 by small block",
                             [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
 }
-#if defined(__AVX2__)  // without vectors its codes are read as those of int4 are
 TEST_CASE("gf4 weights") {
   every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
 }
-#endif
 
 TEST_CASE("fp4 weights, scales that are powers of 2") {
   every_shape<float, float>("fp4", [](int64_t n, int64_t c) { return FourBitFloats<k::float8_e8m0>(n, c, 32); });
