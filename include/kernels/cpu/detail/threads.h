@@ -154,10 +154,11 @@ struct Team {
 // Calls f(i) for every i in [0, parts). A single part runs on the calling thread.
 template <class F>
 void parallel(const Team& team, int parts, const F& f) {
+  const Team::Part part{[](const void* call, int i) { (*static_cast<const F*>(call))(i); }, &f};
   if (parts < 1) return;
-  if (parts == 1) return f(0);
-  if (team.run == nullptr) return parallel(parts, f);
-  team.run(team.pool, parts, {[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f});
+  if (parts == 1) return part(0);
+  if (team.run == nullptr) return parallel(parts, part);
+  team.run(team.pool, parts, part);
 }
 
 // Where share `part` of `parts` even shares of `count` begins: count * part / parts without overflow.

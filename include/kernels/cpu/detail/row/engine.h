@@ -108,9 +108,7 @@ class RowEngine {
     const int parts = int(lesser<int64_t>(p_.rows, team.threads));
     parallel(team, parts, [&](int part) {
       const int64_t first = share_begin(p_.rows, part, parts), last = share_begin(p_.rows, part + 1, parts);
-      if (p_.keeps_rows()) grouped_rows<true>(first, last);
-      else if (!P::row_sink) grouped_rows<false>(first, last);
-      else for (int64_t row = first; row < last; ++row) streamed_row(row, Team{1});
+      some_rows(first, last);
       fence_past_cache();
     });
   }
@@ -190,13 +188,13 @@ class RowEngine {
         most[stream()] = larger<C>(most[stream()], in_register(vector_at(read, i, n, -infinity<C>())));
       });
       s = Lanes::open(max_of(as_pack<C>(larger<C>(larger<C>(most[0], most[1]), larger<C>(most[2], most[3])))));
-    } else {
+    } else if constexpr (Lanes::by_first) {
       Pack<C, kFirst> first = broadcast<kFirst>(read(Width<1>{}, 0).v[0]);
-      each_vector(lesser(count, kFirst), [&](auto, int i, auto n) KERNELS_INLINE {
-        const Vector v = vector_at(read, i, n, first.v[0]);
-        put_pack(first.v + i, v);
-      });
-      s = Lanes::open(first, lesser(count, kFirst));
+      const int firsts = lesser(count, kFirst);
+      int i = 0;
+      for (; i + N <= firsts; i += N) put_pack(first.v + i, read(Width<N>{}, i));
+      if (i < firsts) put_pack(first.v + i, vector_at(read, i, firsts - i, first.v[0]));
+      s = Lanes::open(first, firsts);
     }
     for (bool again = false;; again = true) {
       const C neutral = Lanes::neutral(s);
@@ -219,10 +217,13 @@ class RowEngine {
     }
   }
 
-  // The same for the columns of a row from `begin` on. Values that must not be read twice go through `block`.
-  template <class Keep>
-  State reduce_block(int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
+  // The same for the columns of a row from `begin` on. Values that must not be read twice go through `block`, which
+  // keeps them, centered if centering is expensive, unless they are read again anyway.
+  State reduce_block(int64_t row, int64_t begin, int count, C* block) const {
     const auto at = reader(p_.source, row);
+    const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
+      if constexpr (!P::reads_again && (P::direct || !Op::cheap_center)) put_pack(block + i, x);
+    };
     if constexpr (P::direct) {
       return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
     } else {
@@ -275,6 +276,17 @@ class RowEngine {
 
   // ---- rows of one thread ------------------------------------------------------------------------------------------
 
+  void some_rows(int64_t first, int64_t last) const {
+    if constexpr (!P::reads_again) {
+      if (p_.keeps_rows()) return grouped_rows<true>(first, last);
+    }
+    if constexpr (P::row_sink) {
+      for (int64_t row = first; row < last; ++row) streamed_row(row, Team{1});
+    } else {
+      grouped_rows<false>(first, last);
+    }
+  }
+
   // Rows that are kept (blocks wait centered, with their own state), or that are read again.
   template <bool kKept>
   void grouped_rows(int64_t first, int64_t last) const {
@@ -291,11 +303,8 @@ class RowEngine {
           State all;
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
-            const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
-              if constexpr (P::direct || !Op::cheap_center) put_pack(block + i, x);  // otherwise it is there already
-            };
             State& state = states[r * blocks + begin / P::block];
-            state = reduce_block(row + r, begin, count, block, keep);
+            state = reduce_block(row + r, begin, count, block);
             join(all, state, begin == 0);
           });
           const auto result = finish_row(all, row + r);
@@ -381,38 +390,36 @@ class RowEngine {
 
   // ---- a row that threads share ------------------------------------------------------------------------------------
 
+  int64_t chunk_cols() const {
+    return greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
+  }
+  int chunks() const { return int((p_.cols + chunk_cols() - 1) / chunk_cols()); }
   // Calls f(c, first column, end) for the chunks of a row.
   template <class F>
   void each_chunk(const Team& team, const F& f) const {
-    const int64_t width =
-        greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
-    const int chunks = int((p_.cols + width - 1) / width), parts = lesser(team.threads, chunks);
+    const int64_t width = chunk_cols();
+    const int parts = lesser(team.threads, chunks());
     parallel(team, parts, [&](int part) {
-      for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) {
+      for (int c = chunks() * part / parts; c < chunks() * (part + 1) / parts; ++c) {
         f(c, c * width, lesser(p_.cols, (c + 1) * width));
       }
       if (parts > 1) fence_past_cache();
     });
   }
 
+  State reduce_chunk(int64_t row, int64_t begin, int64_t end) const {
+    alignas(64) C block[P::block];
+    State chunk;
+    each_block(begin, end,
+               [&](int64_t col, int count) { join(chunk, reduce_block(row, col, count, block), col == begin); });
+    return chunk;
+  }
   // The chunks' states are merged in order, whichever threads computed them.
   State reduce_chunks(int64_t row, const Team& team) const {
-    const auto reduce_chunk = [&](int64_t begin, int64_t end) {
-      State chunk;
-      each_block(begin, end, [&](int64_t col, int count) {
-        alignas(64) C block[P::block];
-        join(chunk, reduce_block(row, col, count, block, [](int, const Vector&) {}), col == begin);
-      });
-      return chunk;
-    };
-    State all;
-    if (team.threads == 1) {
-      each_chunk(Team{1}, [&](int c, int64_t begin, int64_t end) { join(all, reduce_chunk(begin, end), c == 0); });
-    } else {
-      State states[kMaxChunks];
-      each_chunk(team, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(begin, end); });
-      each_chunk(Team{1}, [&](int c, int64_t, int64_t) { join(all, states[c], c == 0); });
-    }
+    if (p_.cols <= kChunkCols) return reduce_chunk(row, 0, p_.cols);
+    State all, states[kMaxChunks];
+    each_chunk(team, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(row, begin, end); });
+    for (int c = 0; c < chunks(); ++c) join(all, states[c], c == 0);
     return all;
   }
 
@@ -432,7 +439,7 @@ class RowEngine {
           accumulate(states[c], block, count);
         });
       });
-      each_chunk(Team{1}, [&](int c, int64_t, int64_t) { end_.merge(sink_state, states[c]); });
+      for (int c = 0; c < chunks(); ++c) end_.merge(sink_state, states[c]);
       end_.write_row(sink_state, row);
       const auto result = end_.finish(sink_state);
       each_chunk(team, [&](int, int64_t begin, int64_t end) {

@@ -97,7 +97,7 @@ struct InLanes;
 template <class C>
 struct SoftmaxInLanes {
   using State = SoftmaxState<C>;
-  static constexpr bool by_largest = true;
+  static constexpr bool by_largest = true, by_first = false;
   static constexpr int kSums = 1;
 
   static KERNELS_INLINE State open(C largest) { return {largest, C(0)}; }
@@ -122,7 +122,7 @@ struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
 template <class C>
 struct InLanes<LayerNormOp<C>> {
   using State = WelfordState<C>;
-  static constexpr bool by_largest = false;
+  static constexpr bool by_largest = false, by_first = true;
   static constexpr int kSums = 2;
 
   static KERNELS_INLINE State open(const Pack<C, kFirst>& first, int count) {
@@ -150,10 +150,9 @@ struct InLanes<LayerNormOp<C>> {
 template <class C, class State_>
 struct UncenteredInLanes {
   using State = State_;
-  static constexpr bool by_largest = false;
+  static constexpr bool by_largest = false, by_first = false;
   static constexpr int kSums = 1;
 
-  static KERNELS_INLINE State open(const Pack<C, kFirst>&, int) { return {}; }
   static KERNELS_INLINE C neutral(const State&) { return C(0); }
   static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
   static constexpr bool recenter(State&, const State&) { return false; }

@@ -74,13 +74,15 @@ class Packs {
   // if the functors allow it.
   template <class F>
   void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
-    if (any && lead > 0) {
-      const int64_t wides = lesser(end, begin + (lead - begin % wide + wide) % wide);
-      begin = run<1>(run<middle>(begin, wides, f), wides, f);
+    // Narrow packs up to the first of the widest, then those and narrow ones behind them: a loop, to be compiled once.
+    bool widest = !any || lead == 0;
+    for (int64_t stop = widest ? end : lesser(end, begin + (lead - begin % wide + wide) % wide);; stop = end) {
+      if (widest && (any || width_ == wide)) begin = run<wide>(begin, stop, f);
+      if (middle < wide && (any || width_ == middle)) begin = run<middle>(begin, stop, f);
+      if (any || width_ == 1) begin = run<1>(begin, stop, f);
+      if (widest) return;
+      widest = true;
     }
-    if (any || width_ == wide) begin = run<wide>(begin, end, f);
-    if (middle < wide && (any || width_ == middle)) begin = run<middle>(begin, end, f);
-    if (any || width_ == 1) run<1>(begin, end, f);
   }
 
  private:
