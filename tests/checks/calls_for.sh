@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# calls_for.sh NVCC ARCH assemble|link|look INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more architecture, with
-# these flags, without a warning, with the assembler, or also with the linker of device code, or looked at by the front end alone. Little is
-# optimized where that compiles, because nothing runs.
+# calls_for.sh NVCC ARCH assemble|device|link|look INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more
+# architecture, with these flags, without a warning, with the assembler, or without the host's half, or also with the linker of device code, or
+# looked at by the front end alone. Little is optimized where that compiles, because nothing runs.
 set -euo pipefail
 nvcc=$1 arch=$2 how=$3 include_dir=$4 work=$5
 shift 5
@@ -23,5 +23,7 @@ elif [[ $how == link ]]; then  # what is not optimized calls functions that are 
 else
   less=(-Xcicc -O1 -Xptxas -O0)                # the assembler takes longer for code of -O0
   if [[ $arch == *a ]]; then less=(); fi       # kernels that trade registers do not get by with them
-  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" "${less[@]}" -Xcompiler -O0 -c -o "$all.o"
+  what=-c
+  if [[ $how == device ]]; then what=-fatbin; fi
+  "${build[@]}" -gencode "arch=compute_$arch,code=sm_$arch" "${less[@]}" -Xcompiler -O0 $what -o "$all.o"
 fi
