@@ -188,6 +188,32 @@ TEST_CASE("matmul tiles: 4 bits") {
   CHECK(streamed >= 20);
 }
 
+TEST_CASE("matmul tiles: one to eight blocks share K") {
+  const bool wgmma = ways().front().tokens == 32;
+  const TileSize tile{64, 128};
+  constexpr int kStepsFor[] = {8, 25, 43, 77, 121, 174, 237, 309};  // as tuning::cost_of_codes() has it
+  for (int splits = 1; splits <= 8; ++splits) {
+    const Sizes s{40, 24, 64 * kStepsFor[splits - 1] - 24};
+    const ByRow w(s.n, s.k, Grain::row, 1, to_multiple(s.k, 16) + 16, 0);
+    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+    Device<float> y(s.m, s.n, s.n);
+    k::MatmulPlan plan;
+    REQUIRE(k::matmul_plan(Stream(), k::load(static_cast<const k::half*>(x.data()), s.k), w.source(),
+                           k::store(y.data(), s.n), {s.m, s.n, s.k}, {}, tile.in({Path::gemm}), plan));
+    CHECK(plan.splits == (wgmma ? splits : 1));
+    expect_always((std::to_string(splits) + " blocks").c_str(), s, Path::gemm, y,
+                  [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+                    return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(),
+                                     k::store(y.data(), s.n), {s.m, s.n, s.k}, tile.in(policy));
+                  },
+                  [&](int64_t m, int64_t n) {
+                    return product(
+                        m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w,
+                        units(Path::gemm, s.k), kRounded<k::half>);
+                  });
+  }
+}
+
 // Rows that no tensor map finds, and inputs that are read through their functors.
 TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") {
   for (const Sizes s : {Sizes{35, 64, 288}, Sizes{130, 192, 1056}, Sizes{9, 64, 8448}}) {

@@ -215,12 +215,17 @@ constexpr double cost_of_ping_pong(double waves, double steps, Results leave, in
 constexpr double kLongerByAdding = 1.15, kLongerByAddingNarrow = 1.35, kLongerWithFactors = 1.4,
                  kLongerWithFactorsNarrow = 1.75;
 
-// Weights of 8 and 4 bits in tiles: a model of a call's time in steps of 64 tokens x 128 rows (0.49 us). Fitted on an
-// H100 (CUDA 13.0, 2026-11) to 54 products of 8 to 2048 tokens, int8 with a scale for each row and int4 with a scale
-// for 128 columns, with every tile and clusters of up to 8 blocks: the choice takes 0.2 % longer than the fastest on
-// average, and at most 10 %. Decoding takes as long for few tokens as for many.
-constexpr double cost_of_codes(double waves, double steps, int doublings, int tokens, int rows) {
-  return waves * (steps * (0.45 + 0.55 / 64 * tokens) * (rows == 256 ? 1.75 : 1) + 8.5 * doublings + 0.1 * tokens);
+// Weights of 8 and 4 bits in tiles: a model of a call's time in microseconds. Fitted to 154 products of 32 to 512
+// tokens (H200, CUDA 13.0, 2026-12), int8 with a scale for each row and int4 with a scale for 128 columns, with every
+// tile and 1 to 8 blocks that share K: the choice takes 0.3 % longer than the fastest on average, and at most 7 %; with
+// powers of two alone 1.2 and 22 %. Decoding takes as long for few tokens as for many.
+//
+// A stage of inputs, two steps, at a time, and all that is the same for a warp in uniform registers, took
+// 14336 x 4096 from 27.6 to 24.1 us with 64 tokens (int4; int8 24.9 to 23.3) and from 61.4 to 56.3 with 256 (60.1 to
+// 54.1), 4096 x 14336 from 38.2 to 32.0 and from 77.6 to 65.7 (33.0 to 29.3, 68.7 to 58.5).
+constexpr double cost_of_codes(double waves, double steps, int cluster, int tokens, int rows) {
+  const double step = rows == 256 ? 0.72 : 0.154 + 0.0014 * tokens, sharing = cluster > 1 ? 0.6 + 0.009 * tokens : 0;
+  return waves * (6 + 0.008 * tokens + steps * step + sharing * cluster);
 }
 
 }  // namespace tuning

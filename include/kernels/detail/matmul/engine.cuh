@@ -581,14 +581,14 @@ class ProductEngine {
                              ? 1
                              : lesser<int64_t>(kPortableCluster, steps / 8);
     int64_t blocks_at_a_time[kPortableCluster + 1];
-    for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::weights_by_tma ? 1 : cluster)
+    for (int cluster = 1; cluster == 1 || cluster <= most; cluster += any_cluster<Body> ? 1 : cluster)
       blocks_at_a_time[cluster] = in_clusters_at_a_time<Body>(cluster);
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
       const GemmRing ring = Body::ring(tokens, image, ex_.device().capability,
                                        ex_.device().shared_per_block - tuning::kSharedOverheadBytes);
       if (ring.bytes == 0) continue;
-      for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::weights_by_tma ? 1 : cluster) {
+      for (int cluster = 1; cluster == 1 || cluster <= most; cluster += any_cluster<Body> ? 1 : cluster) {
         const int64_t room = blocks_at_a_time[cluster];
         if (room == 0) continue;
         const int64_t waves = (tiles_with_tokens<Body>(tokens) * cluster + room - 1) / room;
@@ -598,17 +598,25 @@ class ProductEngine {
     }
     return best;
   }
+  // Whether clusters of any size are considered, of which the device tells how many run at the same time. Costs of the
+  // other tiles were measured with powers of two, and without that query.
+  template <class Body>
+  static constexpr bool in_panels = std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value;
+  template <class Body>
+  static constexpr bool any_cluster = Body::weights_by_tma || in_panels<Body>;
   // The blocks that run at the same time in clusters of this size, one on each multiprocessor; 0: such clusters do not
-  // run. Costs of the other tiles were measured without this query.
+  // run.
   template <class Body>
   int64_t in_clusters_at_a_time(int cluster) const {
     const int64_t sms = ex_.device().sm_count;
     if (cluster <= 2) return sms;
-    if constexpr (Body::weights_by_tma) {
+    if constexpr (any_cluster<Body>) {
       Launch how;
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
       // The stages of one tile; those of the others take about as much.
-      how.shared = size_t(gemm_stages(90, 128, 128, false) * gemm_stage_bytes(128, 128) + kGemmAligned);
+      int bytes = gemm_stages(90, 128, 128, false) * gemm_stage_bytes(128, 128) + kGemmAligned;
+      if constexpr (in_panels<Body>) bytes = Body::ring(Body::kRows == 128 ? 64 : 128, 90, 0, 1 << 20).bytes;
+      how.shared = size_t(bytes);
       int64_t clusters = 0;
       if (resident_clusters<Body>(ex_, how, clusters).ok())
         return lesser(clusters, greater<int64_t>(1, sms / cluster)) * cluster;
@@ -617,10 +625,8 @@ class ProductEngine {
   }
   template <class Body>
   double cost_of(int tokens, int cluster, double waves, double steps) const {
-    int doublings = 0;
-    while (1 << doublings < cluster) ++doublings;
-    if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value)
-      return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
+    if constexpr (in_panels<Body>)
+      return tuning::cost_of_codes(waves, steps / cluster, cluster, tokens, Body::kRows);
     else if constexpr (!Body::weights_by_tma)
       return waves * (steps / cluster + tuning::kBlockOverheadSteps) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes =

@@ -159,12 +159,9 @@ struct CodedGemmBody {
       }
       find_states<pack_within<X, 8>>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k,
                                      tile.output == 0 && rank == 0);
-      const auto run_if = [&](auto height) {
-        constexpr int kHeight = decltype(height)::value;
-        if (params.tokens == kHeight) run_tile<kHeight>(work, begun);
-      };
-      if constexpr (kRows == 128) run_if(std::integral_constant<int, 32>()), run_if(std::integral_constant<int, 64>());
-      else run_if(std::integral_constant<int, 128>());
+      if constexpr (kRows == 256) run_tile<128>(work, begun);
+      else if (params.tokens == 32) run_tile<32>(work, begun);
+      else run_tile<64>(work, begun);
       if (threadIdx.x >= kConsumers) return;
       const int slabs = params.tokens / Slabs::kTokens;
       Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(work.memory), slabs), slabs, 0, rank,
@@ -205,11 +202,11 @@ struct CodedGemmBody {
     __device__ __forceinline__ void begin(const Params& params) {
       for (int i = 0; i < kMostStages; ++i)
         arch::mbarrier_init(&full[i], params.maps.x.are_there() ? 1 : kProducers),
-            arch::mbarrier_init(&empty[i], kPair * kRows / 32);
+            arch::mbarrier_init(&empty[i], kRows / 32);
       for (int i = 0; i < kPanels; ++i)
         arch::mbarrier_init(&panel_full[i],
                             (copies_codes_by_tma(params) ? 1 : 0) + (copies_weights(params) ? kProducers : 0)),
-            arch::mbarrier_init(&panel_empty[i], kSteps * kRows);
+            arch::mbarrier_init(&panel_empty[i], kSteps / kPair * kRows);
       arch::mbarrier_init_fence();
     }
   };
@@ -367,14 +364,13 @@ struct CodedGemmBody {
     const auto& maps = work.params.maps.x;
     const Tile& tile = work.tile;
     Rings& rings = work.rings;
-    // Calls load(stage, its barrier, its first step, its number of steps) when the stage is free.
+    // Calls load(stage, its barrier, its first step) when the stage is free. Steps beyond the last column are zeros.
     const auto each_stage = [&](const auto& load) {
       PipelineState at(kStages);
 #pragma unroll 1
       for (int step = work.first(); step < work.end; step += kPair) {
         if (step - work.first() >= kPair * kStages) arch::mbarrier_wait_in_block(&rings.empty[at.stage], at.parity ^ 1);
-        load(work.inputs() + at.stage * (kPair * ByThreads::kBytes), &rings.full[at.stage], step,
-             lesser(kPair, work.end - step));
+        load(work.inputs() + at.stage * (kPair * ByThreads::kBytes), &rings.full[at.stage], step);
         at.next();
       }
     };
@@ -382,19 +378,18 @@ struct CodedGemmBody {
       if (maps.made) {
         if (threadIdx.x / 32 != kConsumers / 32 || !arch::elect_one()) return;
         const auto boxes = maps.of_tile(tile, kHeight);
-        return each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
-          arch::mbarrier_arrive_expect(full, count * boxes.bytes());
+        return each_stage([&](unsigned char* to, uint64_t* full, int step) {
+          arch::mbarrier_arrive_expect(full, kPair * boxes.bytes());
           KERNELS_UNROLL
-          for (int i = 0; i < kPair; ++i) {
-            if (i < count) boxes.copy(arch::shared_address(to) + i * ByThreads::kBytes, (step + i) * kStep, full);
-          }
+          for (int i = 0; i < kPair; ++i)
+            boxes.copy(arch::shared_address(to) + i * ByThreads::kBytes, (step + i) * kStep, full);
         });
       }
     }
     ByThreads x(work.problem(), tile, work.states, work.first() * kStep);
-    each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
+    each_stage([&](unsigned char* to, uint64_t* full, int step) {
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) x.load(to + i * ByThreads::kBytes, (step + i) * kStep);
+      for (int i = 0; i < kPair; ++i) x.load(to + i * ByThreads::kBytes, (step + i) * kStep);
       x.arrive(full);
     });
   }
@@ -445,7 +440,8 @@ struct CodedGemmBody {
         }
       }
     }
-    // Reads those of the groups that begin with slice `slice` of 16 columns, or with a step; `at`: the panel's column.
+    // Reads those of the groups that begin with slice `slice` of 16 columns of a stage, or with the stage; `at`: the
+    // stage's first column in the panel.
     __device__ __forceinline__ void read(const unsigned char* words, int at, int slice) {
       if constexpr (kByGroup) {
         if (slice != 0 && (slice * 16 & ((1 << group_log2_) - 1)) != 0) return;
@@ -532,20 +528,30 @@ struct CodedGemmBody {
           at_(stages_for(kHeight)),
           panel_at_(kPanels),
           panel_(work.first_panel) {}
-    // Half of a step's fragments are decoded while the products of the other half run. No products run from one step
-    // into the next: ptxas does not see that all threads of a group continue together, and would wait after each
-    // product.
+    // A stage at a time. Half of a step's fragments are decoded while the products of the other half run. No products
+    // run from one stage into the next: ptxas does not see that all threads of a group continue together, and would
+    // wait after each product.
     __device__ __forceinline__ void run() {
+      const int share = kShares == 1 ? 0 : __shfl_sync(0xffffffffu, int(threadIdx.x / kRows), 0);  // uniform
 #pragma unroll 1
-      for (step_ = work_.first() + int(threadIdx.x / kRows); step_ < work_.end; step_ += kShares) {
+      for (step_ = work_.first() + share * kPair; step_ < work_.end; step_ += kShares * kPair) {
         uint32_t early[2][2][4], late[2][2][4];
-        begin_step();
+        begin_stage();
         decode(early, 0);
         arch::mbarrier_wait_in_block(&rings_.full[at_.stage], at_.parity);
         if (!inputs_by_tma_) arch::async_proxy_fence();
         begin_products(early, 0);
         decode(late, 2);
         begin_products(late, 2);
+        KERNELS_UNROLL
+        for (int slice = kSlices; slice < kPair * kSlices; slice += kSlices) {
+          arch::warpgroup_wait<1>();
+          decode(early, slice);
+          begin_products(early, slice);
+          arch::warpgroup_wait<1>();
+          decode(late, slice + 2);
+          begin_products(late, slice + 2);
+        }
         arch::warpgroup_wait<0>();
         // wgmma reads inputs for a whole warp, but each lane reads its own codes of a panel, so every lane arrives
         // there.
@@ -573,33 +579,32 @@ struct CodedGemmBody {
     }
 
    private:
-    static constexpr int kBlocks = kHeight / 32;
+    static constexpr int kBlocks = kHeight / 32, kSlices = kStep / 16;  // of a step
 
-    // Advances to the step's panel and stage, and waits for the panel.
-    __device__ __forceinline__ void begin_step() {
+    // Advances to a stage and its panel, and waits for the panel.
+    __device__ __forceinline__ void begin_stage() {
       const int panels = step_ / kSteps - panel_, stages = (step_ - work_.first()) / kPair - stage_;
       panel_ += panels, stage_ += stages;
       panel_at_.advance(panels), at_.advance(stages);
       rows_.begin(panel_ * (kSteps * kStep));
       arch::mbarrier_wait_in_block(&rings_.panel_full[panel_at_.stage], panel_at_.parity);
     }
-    // Decodes the fragments of two slices of 16 columns.
+    // Decodes the fragments of two slices of 16 columns of the stage.
     __device__ __forceinline__ void decode(uint32_t (&fragments)[2][2][4], int slice) {
       const int of_panel = step_ % kSteps;
       const unsigned char* const codes = work_.panel(panel_at_.stage);
-      const unsigned char* const from = codes + LaneOffsets::of_step(of_panel);
+      const unsigned char* const from = codes + LaneOffsets::of_step(of_panel + slice / kSlices);
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) {
         rows_.read(codes + kCodeBytes, of_panel * kStep, slice + j);
-        const Codes16 read(from + offsets_.at[slice + j]);
+        const Codes16 read(from + offsets_.at[slice % kSlices + j]);
         KERNELS_UNROLL
         for (int i = 0; i < 2; ++i) rows_.decode(fragments[j][i], read, i, threadIdx.x % 4);
       }
     }
     __device__ __forceinline__ void begin_products(uint32_t (&fragments)[2][2][4], int slice) {
-      const int of_stage = (step_ - work_.first()) % kPair;
-      const uint64_t inputs =
-          arch::advance_tile(x_, (at_.stage * kPair + of_stage) * (step_bytes(kHeight) / 16) + 2 * slice);
+      const uint64_t inputs = arch::advance_tile(
+          x_, (at_.stage * kPair + slice / kSlices) * (step_bytes(kHeight) / 16) + slice % kSlices * 2);
       arch::pin(fragments[0]), arch::pin(fragments[1]);
       arch::warpgroup_fence();
       KERNELS_UNROLL
