@@ -4,7 +4,9 @@
 #include <kernels/rope.h>
 
 #include <algorithm>
+#include <cstring>
 #include <tuple>
+#include <utility>
 
 using namespace test;
 
@@ -163,6 +165,40 @@ TEST_CASE("stacked weights, apart") {
       check_result(t, "first", shape, status, q, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a); });
       check_result(t, "second", shape, status, kk, [&](int64_t r, int64_t i) { return product(r, i, cols, value, b); });
       check_result(t, "third", shape, status, v, [&](int64_t r, int64_t i) { return product(r, i, cols, value, c); });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// Threads take rows in multiples of 16, and rows are summed in groups: neither may show where matrices begin elsewhere.
+TEST_CASE("a row of weights gives the same bits wherever it stands, on any number of threads") {
+  Tally t;
+  constexpr int64_t n = 64, first = 5;
+  for (const int64_t m : {1, 2, 3, 9}) {
+    for (const int64_t cols : {100, 1003}) {
+      const Plain<k::half> w(n, cols);
+      const Matrix<float> x(1, m, cols, cols, 0, 1);
+      const auto rows_from = [&](int64_t row) { return k::load(std::as_const(w).data() + row * w.ld(), w.ld()); };
+      const auto make = [&](int threads, const auto& weights, int64_t rows) {
+        std::vector<float> y(size_t(m * rows));
+        const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data(), cols), weights,
+                                                k::store(y.data(), rows), {m, rows, cols});
+        t.expect(status.ok(), "%s", status.reason());
+        return y;
+      };
+      const std::vector<float> whole = make(1, w.source(), n);
+      const auto same = [&](float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0; };
+      for (const int threads : {1, 2, 3, 5}) {
+        const auto y = make(threads, k::stacked(rows_from(0), first, rows_from(first), n - first), n);
+        t.expect(std::equal(y.begin(), y.end(), whole.begin(), same), "M %d, K %d: %d threads give other bits", int(m),
+                 int(cols), threads);
+      }
+      for (int64_t row = 0; row < n; ++row) {
+        const auto y = make(1, rows_from(row), 1);
+        for (int64_t i = 0; i < m; ++i)
+          t.expect(same(y[size_t(i)], whole[size_t(i * n + row)]), "M %d, K %d: row %d alone has other bits", int(m),
+                   int(cols), int(row));
+      }
     }
   }
   CHECK_TALLY(t);

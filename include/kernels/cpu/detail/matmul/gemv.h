@@ -513,13 +513,14 @@ class Gemv {
       multiply_all(DirectLoad<C>(decoded, decoded_stride), 0, 0);
     }
     for (int t = 0; t < tokens_; ++t) {
-      if constexpr (kRows <= kLanes<C>) {
-        Register<C> of_rows[kRows];
-        for (int r = 0; r < kRows; ++r) of_rows[r] = lanes[t * kRows + r];
-        const Pack<C, kRows> all = sums_of<C>(of_rows);
-        for (int r = 0; r < kRows; ++r) sums[t * sums_stride + r * at.apart] += all.v[r];
-      } else {
-        for (int r = 0; r < kRows; ++r) sums[t * sums_stride + r * at.apart] += sum(as_pack<C>(lanes[t * kRows + r]));
+      // Registers are halved to two parts of each sum or one, so that the order does not depend on how many rows there
+      // are.
+      constexpr int each = lesser(kLanes<C>, greater(kRows, kLanes<C> / 2));
+      for (int r = 0; r < kRows; r += each) {
+        Register<C> of_rows[each] = {};
+        for (int i = 0; i < lesser(each, kRows - r); ++i) of_rows[i] = lanes[t * kRows + r + i];
+        const Pack<C, each> all = sums_of<C>(of_rows);
+        for (int i = 0; i < lesser(each, kRows - r); ++i) sums[t * sums_stride + (r + i) * at.apart] += all.v[i];
       }
     }
   }
