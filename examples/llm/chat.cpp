@@ -113,7 +113,7 @@ void print_counts(const Chat::Answer& answer, const Session& session) {
   const Session::Times& t = answer.times;
   const Settings& settings = session.settings;
   settings.say("(", answer.text.finish, "; prompt: ", answer.kept, " cached and ", t.prompt_tokens,
-               " new tokens; output: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s; seed ", session.seed,
+               " new tokens; output: ", t.decoded, " tokens", t.speed(), "; seed ", session.seed,
                ")");
   const int64_t context = session.model->context();
   if (settings.sinks < 0 && int64_t(answer.text.ids.size()) >= context)

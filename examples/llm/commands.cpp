@@ -11,15 +11,17 @@ namespace llm {
 namespace {
 
 void say_speed(const Session& session, const Session::Times& t) {
-  const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
-  std::string per_step;
+  std::string rates = t.speed();
   if (session.settings.lookup > 0 && t.steps > 0)
-    per_step = ", " + fixed(double(t.decoded - 1) / double(t.steps), 2) + " tokens/step";
+    rates += ", " + fixed(double(t.decoded - t.chosen) / double(t.steps), 2) + " tokens/step";
+  if (t.steps > 0) {
+    const double bytes = double(t.steps) * double(session.model->weight_bytes());
+    rates += ", weights read at " + fixed(bytes / t.decode_seconds / 1e9, 1) + " GB/s";
+  }
   session.settings.say("\nprompt: ", t.prompt_tokens, " tokens, ",
                        fixed(t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, 0),
-                       " tokens/s; output: ", t.decoded, " tokens, ", fixed(t.speed(), 1), " tokens/s", per_step,
-                       ", weights read at ", fixed(decode * double(session.model->weight_bytes()) / 1e9, 1), " GB/s; ",
-                       session.device->name(), "; seed ", session.seed);
+                       " tokens/s; output: ", t.decoded, " tokens", rates, "; ", session.device->name(), "; seed ",
+                       session.seed);
 }
 
 // Prints a line to stdout.
@@ -363,6 +365,7 @@ class Bench {
       device_.synchronize();
       seconds.push_back((seconds_now() - begin) / double(part));
     }
+    for (int64_t i = 0; i < texts_; ++i) model_.token(i, length - 1);  // throws if there is none, as logits were NaN
     return median(seconds);
   }
 
@@ -475,17 +478,22 @@ int passkey(const Settings& given, int64_t length, double depth) {
                         "There is important information hidden in a lot of irrelevant text. Find it and memorize it. ",
                     needle = "The pass key is " + digits + ". Remember it. " + digits + " is the pass key. ",
                     question = "What is the pass key? The pass key is";
-  const int64_t one = int64_t(session.tokenizer->encode(filler, false).size()),
-                rest = int64_t(session.tokenizer->encode(begin + needle + question).size()) + settings.most + 4;
-  if (length == 0) length = session.model->context();
-  const int64_t copies = (length - rest) / std::max<int64_t>(1, one);
-  if (copies < 1) throw Error("--length: ", length, " tokens, but at least ", rest + one, " are needed");
-  const int64_t before = int64_t(double(copies) * depth);
-  std::string text = begin;
-  for (int64_t i = 0; i < copies; ++i) text += (i == before ? needle : std::string()) + filler;
-  if (before >= copies) text += needle;
+  const auto prompt = [&](int64_t copies) {
+    const int64_t before = int64_t(double(copies) * depth);
+    std::string text = begin;
+    for (int64_t i = 0; i < copies; ++i) text += (i == before ? needle : std::string()) + filler;
+    return session.tokenizer->encode(text + (before >= copies ? needle : std::string()) + question);
+  };
+  const auto size = [&](int64_t copies) { return int64_t(prompt(copies).size()); };
+  const char* const asked = length == 0 ? "--context: " : "--length: ";
+  if (length == 0) length = session.model->context() - settings.most;
+  // Copies are not all of one size, as tokens may span two of them.
+  const int64_t one = size(1), many = 16, each = std::max<int64_t>(1, (size(1 + many) - one) / many);
+  if (length < one) throw Error(asked, length, " tokens of a prompt, but at least ", one, " are needed");
+  int64_t copies = 1 + (length - one) / each;
+  while (copies > 1 && size(copies) > length) copies -= std::max<int64_t>(1, (size(copies) - length) / each);
   Session::Times times;
-  const auto ids = session.tokenizer->encode(text + question);
+  const auto ids = prompt(copies);
   const auto answer = session.generate({ids}, {}, times)[0].written;
   const bool found = answer.find(digits) != std::string::npos;
   if (settings.json) {

@@ -223,6 +223,8 @@ run passkey --length 5000 -q
 expect 'passkey beyond the context' refuses 'try a larger --context'
 run passkey --length 150 --seed 3 -q --json
 expect 'passkey in JSON' prints '"context":512,.*"device":"CPU.*"positions":512'
+run passkey --length 450 -q --json
+expect 'passkey of a length' prints '"tokens":4(3[0-9]|4[0-9]|50)'
 run passkey --length 150 --seed 3 -q
 expect 'passkey' ends_with 1
 expect 'passkey' prints '^not found: pass key [0-9]+, prompt [0-9]+ tokens'
@@ -230,6 +232,14 @@ for depth in nan 1.5 -0.5; do
   run passkey --length 150 --depth $depth -q
   expect "passkey at the depth $depth" refuses 'depth: .* is not between 0 and 1'
 done
+cp -r "$model" "$work/of_nan"
+size=$(stat -c %s "$work/of_nan/model.safetensors")
+head -c 256 /dev/zero | tr '\0' '\377' | dd of="$work/of_nan/model.safetensors" bs=1 seek=$((size - 256)) conv=notrunc status=none
+"$llm" bench -d cpu -m "$work/of_nan" --steps 4 --json -q > "$work/out" 2> "$work/err"
+code=$?
+expect 'bench of logits that are NaN' refuses 'are not finite: the model has overflowed'
+run generate -p Once -n 1 --seed 1
+expect 'the speed of the tokens behind the first, if there are any' says 'output: 1 tokens; '
 run bench --steps 4 --contexts 0,100 --prompt-tokens 64 --texts 2 --json
 expect 'bench' prints '"context":100,.*"share_of_reading":[0-9.]+,.*"texts":2'
 sed -E 's/"tokens_per_s":[0-9.]+/"tokens_per_s":1e-3/g' "$work/out" > "$work/slow"

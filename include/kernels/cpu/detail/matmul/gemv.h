@@ -515,7 +515,7 @@ class Gemv {
     for (int t = 0; t < tokens_; ++t) {
       // Registers are halved to two parts of each sum or one, so that the order does not depend on how many rows there
       // are.
-      constexpr int each = lesser(kLanes<C>, greater(kRows, kLanes<C> / 2));
+      constexpr int most = kLanes<C>, fewest = most / 2, each = kRows < fewest ? fewest : kRows < most ? kRows : most;
       for (int r = 0; r < kRows; r += each) {
         Register<C> of_rows[each] = {};
         for (int i = 0; i < lesser(each, kRows - r); ++i) of_rows[i] = lanes[t * kRows + r + i];
