@@ -349,6 +349,7 @@ class Bench {
       model_.begin(i, ids, how_, count_, uint64_t(i));
       model_.read(i, 0, ids.data(), tokens);
       model_.choose_next(i);
+      model_.token(i, tokens);  // throws if the logits are not finite
     }
     return tokens + 1;
   }
@@ -365,7 +366,6 @@ class Bench {
       device_.synchronize();
       seconds.push_back((seconds_now() - begin) / double(part));
     }
-    for (int64_t i = 0; i < texts_; ++i) model_.token(i, length - 1);  // throws if there is none, as logits were NaN
     return median(seconds);
   }
 

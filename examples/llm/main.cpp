@@ -215,7 +215,8 @@ void add_bench(CLI::App& app, Given& g) {
   number(command, "--contexts", g.contexts, 0, 1 << 24, "context lengths at which decoding is measured, such as 0,4096")
       ->delimiter(',');
   number(command, "--prompt-tokens", g.tokens, 0, 1 << 24, "length of a prompt that is measured, too; 0: none");
-  number(command, "--steps", g.steps, 1, 1 << 20, "decoding steps behind each of these; both fit with 17 more tokens into --context");
+  number(command, "--steps", g.steps, 1, 1 << 20,
+         "decoding steps behind each; with 17 more tokens they fit into --context");
   add_texts(command, g.texts);
   command.footer("Decoding is greedy unless a sampling option is given.");
   add_choice(command, g.settings);
