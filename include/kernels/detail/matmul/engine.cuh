@@ -598,8 +598,9 @@ class ProductEngine {
     }
     return best;
   }
-  // Whether clusters of any size are considered, of which the device tells how many run at the same time. Costs of the
-  // other tiles were measured with powers of two, and without that query.
+  // in_panels: tiles whose weights are copied as codes. any_cluster: whether clusters of any size are considered, and
+  // the device is asked how many of them run at the same time. Costs of the other tiles were measured with powers of
+  // two, and without asking.
   template <class Body>
   static constexpr bool in_panels = std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value;
   template <class Body>
