@@ -13,7 +13,7 @@ namespace {
 void say_speed(const Session& session, const Session::Times& t) {
   std::string rates = t.speed();
   if (session.settings.lookup > 0 && t.steps > 0)
-    rates += ", " + fixed(double(t.decoded - t.chosen) / double(t.steps), 2) + " tokens/step";
+    rates += ", " + fixed(double(t.decoded - t.firsts) / double(t.steps), 2) + " tokens/step";
   if (t.steps > 0) {
     const double bytes = double(t.steps) * double(session.model->weight_bytes());
     rates += ", weights read at " + fixed(bytes / t.decode_seconds / 1e9, 1) + " GB/s";
@@ -484,16 +484,19 @@ int passkey(const Settings& given, int64_t length, double depth) {
     for (int64_t i = 0; i < copies; ++i) text += (i == before ? needle : std::string()) + filler;
     return session.tokenizer->encode(text + (before >= copies ? needle : std::string()) + question);
   };
-  const auto size = [&](int64_t copies) { return int64_t(prompt(copies).size()); };
   const char* const asked = length == 0 ? "--context: " : "--length: ";
   if (length == 0) length = session.model->context() - settings.most;
   // Copies are not all of one size, as tokens may span two of them.
-  const int64_t one = size(1), many = 16, each = std::max<int64_t>(1, (size(1 + many) - one) / many);
+  const int64_t one = int64_t(prompt(1).size()), many = 16,
+                each = std::max<int64_t>(1, (int64_t(prompt(1 + many).size()) - one) / many);
   if (length < one) throw Error(asked, length, " tokens of a prompt, but at least ", one, " are needed");
   int64_t copies = 1 + (length - one) / each;
-  while (copies > 1 && size(copies) > length) copies -= std::max<int64_t>(1, (size(copies) - length) / each);
+  auto ids = prompt(copies);
+  for (int64_t more; copies > 1 && (more = int64_t(ids.size()) - length) > 0;) {
+    copies = std::max<int64_t>(1, copies - std::max<int64_t>(1, more / each));
+    ids = prompt(copies);
+  }
   Session::Times times;
-  const auto ids = prompt(copies);
   const auto answer = session.generate({ids}, {}, times)[0].written;
   const bool found = answer.find(digits) != std::string::npos;
   if (settings.json) {

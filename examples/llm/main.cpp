@@ -216,7 +216,7 @@ void add_bench(CLI::App& app, Given& g) {
       ->delimiter(',');
   number(command, "--prompt-tokens", g.tokens, 0, 1 << 24, "length of a prompt that is measured, too; 0: none");
   number(command, "--steps", g.steps, 1, 1 << 20,
-         "decoding steps behind each; with 17 more tokens they fit into --context");
+         "decoding steps after each context; --context must hold both and 17 more tokens");
   add_texts(command, g.texts);
   command.footer("Decoding is greedy unless a sampling option is given.");
   add_choice(command, g.settings);

@@ -295,7 +295,7 @@ class Writer {
       times_.prompt_seconds += seconds_now() - begin;
       begin = seconds_now();
     }
-    times_.chosen = times_.decoded;
+    times_.firsts = times_.decoded;
     write();
     times_.decode_seconds += seconds_now() - begin;
     return std::move(texts_);

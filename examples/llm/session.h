@@ -101,10 +101,11 @@ class Session {
   };
   struct Times {
     double prompt_seconds = 0, decode_seconds = 0;
-    int64_t prompt_tokens = 0, steps = 0, decoded = 0, chosen = 0;  // chosen: of these, how many a prompt ended with
-    // ", N tokens/s" of the others, if there are any.
+    // firsts: the first new token of each text, which prompt_seconds include; decoded: all new tokens.
+    int64_t prompt_tokens = 0, steps = 0, decoded = 0, firsts = 0;
+    // ", N tokens/s" of those behind the first ones, if there are any.
     std::string speed() const {
-      return decoded > chosen ? ", " + fixed(double(decoded - chosen) / decode_seconds, 1) + " tokens/s" : "";
+      return decoded > firsts ? ", " + fixed(double(decoded - firsts) / decode_seconds, 1) + " tokens/s" : "";
     }
   };
   // Continues all prompts; print gets what is new of each text. known: of a single text whose cache the next call will

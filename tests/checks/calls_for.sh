@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# calls_for.sh NVCC ARCH assemble|device|link|look INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more
-# architecture, with these flags, without a warning, with the assembler, or without the host's half, or also with the linker of device code, or
-# looked at by the front end alone. Little is optimized where that compiles, because nothing runs.
+# calls_for.sh NVCC ARCH HOW INCLUDE_DIR WORK_DIR [FLAG...] FILE...: the calls in the files compile for one more architecture, with these flags,
+# without a warning. HOW is one of
+#   assemble   to machine code, with the host's half
+#   device     to machine code, without it
+#   link       with the host's half, and through the linker of device code
+#   look       by the front end alone
+# Little is optimized where that compiles, because nothing runs.
 set -euo pipefail
 nvcc=$1 arch=$2 how=$3 include_dir=$4 work=$5
 shift 5

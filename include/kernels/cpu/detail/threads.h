@@ -151,7 +151,8 @@ struct Team {
   }
 };
 
-// Calls f(i) for every i in [0, parts). A single part runs on the calling thread.
+// Calls f(i) for every i in [0, parts). A single part runs on the calling thread. All calls go through a pointer, so
+// that f is compiled once.
 template <class F>
 void parallel(const Team& team, int parts, const F& f) {
   const Team::Part part{[](const void* call, int i) { (*static_cast<const F*>(call))(i); }, &f};

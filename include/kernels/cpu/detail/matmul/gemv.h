@@ -513,8 +513,8 @@ class Gemv {
       multiply_all(DirectLoad<C>(decoded, decoded_stride), 0, 0);
     }
     for (int t = 0; t < tokens_; ++t) {
-      // Registers are halved to two parts of each sum or one, so that the order does not depend on how many rows there
-      // are.
+      // sums_of() adds lanes in the same order for half as many registers as lanes and for as many. So fewer rows are
+      // filled up with zeros, and more are summed in several turns: a row's bits do not depend on the rows beside it.
       constexpr int most = kLanes<C>, fewest = most / 2, each = kRows < fewest ? fewest : kRows < most ? kRows : most;
       for (int r = 0; r < kRows; r += each) {
         Register<C> of_rows[each] = {};

@@ -108,7 +108,7 @@ class RowEngine {
     const int parts = int(lesser<int64_t>(p_.rows, team.threads));
     parallel(team, parts, [&](int part) {
       const int64_t first = share_begin(p_.rows, part, parts), last = share_begin(p_.rows, part + 1, parts);
-      some_rows(first, last);
+      rows_of_thread(first, last);
       fence_past_cache();
     });
   }
@@ -276,7 +276,7 @@ class RowEngine {
 
   // ---- rows of one thread ------------------------------------------------------------------------------------------
 
-  void some_rows(int64_t first, int64_t last) const {
+  void rows_of_thread(int64_t first, int64_t last) const {
     if constexpr (!P::reads_again) {
       if (p_.keeps_rows()) return grouped_rows<true>(first, last);
     }
@@ -393,14 +393,17 @@ class RowEngine {
   int64_t chunk_cols() const {
     return greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
   }
-  int chunks() const { return int((p_.cols + chunk_cols() - 1) / chunk_cols()); }
+  int chunks() const {
+    const int64_t width = chunk_cols();
+    return int((p_.cols + width - 1) / width);
+  }
   // Calls f(c, first column, end) for the chunks of a row.
   template <class F>
   void each_chunk(const Team& team, const F& f) const {
     const int64_t width = chunk_cols();
-    const int parts = lesser(team.threads, chunks());
+    const int count = chunks(), parts = lesser(team.threads, count);
     parallel(team, parts, [&](int part) {
-      for (int c = chunks() * part / parts; c < chunks() * (part + 1) / parts; ++c) {
+      for (int c = count * part / parts; c < count * (part + 1) / parts; ++c) {
         f(c, c * width, lesser(p_.cols, (c + 1) * width));
       }
       if (parts > 1) fence_past_cache();
@@ -419,7 +422,7 @@ class RowEngine {
     if (p_.cols <= kChunkCols) return reduce_chunk(row, 0, p_.cols);
     State all, states[kMaxChunks];
     each_chunk(team, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(row, begin, end); });
-    for (int c = 0; c < chunks(); ++c) join(all, states[c], c == 0);
+    for (int c = 0, count = chunks(); c < count; ++c) join(all, states[c], c == 0);
     return all;
   }
 
@@ -439,7 +442,7 @@ class RowEngine {
           accumulate(states[c], block, count);
         });
       });
-      for (int c = 0; c < chunks(); ++c) end_.merge(sink_state, states[c]);
+      for (int c = 0, count = chunks(); c < count; ++c) end_.merge(sink_state, states[c]);
       end_.write_row(sink_state, row);
       const auto result = end_.finish(sink_state);
       each_chunk(team, [&](int, int64_t begin, int64_t end) {
