@@ -54,7 +54,7 @@ TEST_CASE("matmul: a few tokens with weights of every height") {
   for (const Sizes s :
        {Sizes{3, 1100, 136}, Sizes{5, 6103, 264}, Sizes{8, 9000, 72}, Sizes{17, 9504, 40}, Sizes{3, 14336, 136},
         Sizes{4, 35000, 48}, Sizes{32, 2040, 128}, Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200},
-        Sizes{17, 8200, 2056}, Sizes{9, 96, 8200}}) {
+        Sizes{17, 8200, 2056}, Sizes{9, 96, 8200}, Sizes{6, 22000, 136}, Sizes{30, 19000, 264}}) {
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 8);
     for (const Path path : {Path::automatic, Path::skinny}) check<k::half, k::half>("height", s, path, w);
   }
@@ -281,11 +281,7 @@ TEST_CASE("matmul: floats in tiles of either size, alone, with gates, and normal
     const Matrix<float> x(1, s.m, s.k, s.k, 0, 1);
     const Plain<float, DeviceMemory> w(s.n, s.k, 0, 0), up(s.n, s.k, 4, 0);
     const auto in = k::load(static_cast<const float*>(x.data()), x.ld());
-    const auto on_one = [](const k::Exec& ex) {
-      k::DeviceInfo device = ex.device();
-      device.sm_count = 1;
-      return k::Exec(ex.stream(), device);
-    };
+    const auto on_one = [](const k::Exec& ex) { return with_multiprocessors(ex, 1); };
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     Device<float> y(s.m, s.n, s.n + 1);
     expect(

@@ -79,7 +79,7 @@ TEST_CASE("matmul: weights of 8 bits") {
   decoded("e5m2", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return Plain<k::float8_e5m2, DeviceMemory>(n, c, gap, shift);
   });
-  for (const int group : {32, 64}) {
+  for (const int group : {32, 64, 256}) {
     decoded("int8 by group", 16, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
       return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap, shift);
     });
@@ -100,9 +100,11 @@ TEST_CASE("matmul: weights of 4 bits") {
         return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8, in_words);
       });
     }
-    decoded("uint4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
-      return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8, in_words);
-    });
+    for (const int group : {32, 128, 256}) {
+      decoded("uint4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+        return FourBit<float, true, DeviceMemory>(n, c, group, gap / 8, shift / 8, in_words);
+      });
+    }
   }
   decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
@@ -196,6 +198,26 @@ TEST_CASE("matmul: codes of more rows than multiprocessors take at once") {
               r, c, cols, [&](int64_t a, int64_t i) { return normal[size_t(a)][size_t(i)]; }, int4,
               units(Path::skinny, cols), 0x1p-10);
         });
+  }
+}
+
+// Two to seven blocks for each multiprocessor, of which up to four run at a time.
+TEST_CASE("matmul: codes of many more rows than multiprocessors take at once") {
+  const int64_t cols = 800;
+  const int sms = 2;
+  for (const int each : {2, 3, 4, 7}) {
+    const int64_t n = 64 * sms * (each - 1) + 6;
+    const FourBit<k::half, false, DeviceMemory> by_32(n, cols, 32, 0, 0, true), by_128(n, cols, 128, 0, 0, true);
+    const FourBit<float, true, DeviceMemory> uint4(n, cols, 128, 0, 0, true);
+    const Scaled<int8_t, k::half, DeviceMemory> int8(n, cols, Grain::group, 128, 0, 0);
+    const Scaled<k::float8_e5m2, float, DeviceMemory> by_row(n, cols, Grain::row, 1, 0, 0);
+    for (const int64_t m : {2, 7, 12, 30}) {
+      const auto check_few = [&](const char* what, const auto& w) {
+        check<k::half, float>(what, {m, n, cols}, Path::skinny, w, 0x1p-10, 8, 0, sms);
+      };
+      check_few("int4 by 32", by_32), check_few("int4 by 128", by_128), check_few("uint4", uint4);
+      check_few("int8", int8), check_few("e5m2", by_row);
+    }
   }
 }
 

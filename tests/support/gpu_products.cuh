@@ -124,10 +124,18 @@ Device<T>& filled(Device<T>& to, const std::vector<T>& values) {
   return to;
 }
 
-// Weights w, of which `rounded` says how far tensor cores round them.
+// As if the GPU had so few multiprocessors.
+inline k::Exec with_multiprocessors(const k::Exec& ex, int count) {
+  k::DeviceInfo device = ex.device();
+  device.sm_count = count;
+  return k::Exec(ex.stream(), device);
+}
+
+// Weights w, of which `rounded` says how far tensor cores round them. multiprocessors: as many, or those that there
+// are.
 template <class TX, class TY, class Weights>
 void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8,
-           int64_t shift = 0) {
+           int64_t shift = 0, int multiprocessors = 0) {
   static Shortened shortened;
   if (shortened.leaves_out()) return;
   const Matrix<TX> x(21, s.m, s.k, s.k + gap, shift, 1);
@@ -136,7 +144,8 @@ void check(const char* what, const Sizes& s, Path path, const Weights& w, double
   expect_always(
       what, s, path, y,
       [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()),
+        return k::matmul(multiprocessors > 0 ? with_multiprocessors(ex, multiprocessors) : ex,
+                         k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()),
                          {s.m, s.n, s.k}, policy);
       },
       [&](int64_t m, int64_t n) {

@@ -68,7 +68,7 @@ constexpr int kSkinnyTokens = 2;
 
 // Weights of 8 and 4 bits stream as well, from 2 to 32 tokens, to groups of two warps, each with a ring of its own.
 // They are bound by instructions, and by how many warps a scheduler can choose from. So a block has four groups; with 4
-// bits it has kCodeGroups if two blocks share a multiprocessor. A ring has three stages with 8 bits and two with 4,
+// bits it has kCodeGroups if several blocks share a multiprocessor. A ring has three stages with 8 bits and two with 4,
 // where a third took 3 % longer.
 //
 // H200 (CUDA 13.0, 2026-11), microseconds with 8, 16 and 32 tokens, in brackets with one or two groups of four warps
@@ -85,11 +85,24 @@ constexpr int kSkinnyTokens = 2;
 // scales in 64 bytes of codes, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3 and 12.8
 // us).
 constexpr int kCodeGroups = 2;
-// The fixed cost of a block of such codes, in rows of weights, if a multiprocessor runs several blocks one after the
-// other: its beginning and end, and products with rows that do not exist, as warps have 32. 12 layers of Mistral-7B
-// with 3 and 8 texts (H200, CUDA 13.0, 2026-11, examples/llm): int8 1,015 and 1,120 us with 448 blocks of 64 rows for
-// gates, 1,174 and 1,227 with 896 blocks of 32; int4 927 and 1,012, and 1,140 and 1,087 with 598 blocks of 48.
-constexpr int kBlockOverheadRows = 64;
+// The time of blocks of such codes, in rows of weights, if each multiprocessor has several: `each` in all, of which
+// `together` run at a time, so that there are some rounds. A block and a round begin and end, and warps multiply 32
+// rows whether they exist or not. That counts in full where products bound the time (`multiplying`: 4 bits, more than 8
+// tokens).
+//
+// H200 (CUDA 13.0, 2026-12), microseconds for K of 4096, 4 tokens: up to four blocks at a time, and at most two.
+//   rows                            14336           20480           28672           37888 (K of 3584)
+//   int4, a scale for 128 columns   11.7            14.6 and 20.6   18.6 and 22.4   24.6 and 28.4
+//   e4m3, a scale for each row      16.9            23.1 and 27.0   31.0 and 32.8   36.7 and 38.7
+//   half (three at a time)          29.9            41.1 and 50.5   57.3            66.1 and 73.2
+// Blocks of 40, 48, 56 and 64 rows of int4: 20480 rows, 8 tokens 17.6, 17.6, 14.7, 14.8; 37888 rows, three at a time,
+// 8 tokens 30.4, 24.5, 25.0, 25.7, and 16 tokens 40.2, 32.0, 31.7, 28.0. Four blocks at a time have one group of warps
+// each where scales go through the L1 for each weight, which two groups leave little of (int4 with a scale for 32,
+// 28672 rows, 8 tokens: 23.9, with two groups 27.7, two blocks at a time 26.0).
+constexpr double cost_of_rounds(int64_t rounds, int64_t together, int64_t each, int rows, bool multiplying) {
+  return multiplying ? double(each) * (64 + 32) + double(rounds) * 64
+                     : double(rounds) * (double(together) * (rows + 32) + 64);
+}
 
 // Weights that stream through shared memory. kCostOfBusiest: what rows on the busiest multiprocessor cost compared to
 // the average, if it has several blocks, as the others leave it their share of the bandwidth (14336 rows, 8 tokens: 224

@@ -419,39 +419,51 @@ class ProductEngine {
     const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // weights have fewer bytes
     Launch how;
     int64_t blocks = 0;
+    int at_once = 1;  // blocks that a multiprocessor runs at a time
     double best = HUGE_VAL;
-    // Rows for each block such that all multiprocessors are busy: one block each, if those can hold all rows. Then
-    // pairs of blocks can share K.
-    const bool can_be_alone = (outputs + Body::kRows - 1) / Body::kRows * token_tiles <= sms;
+    const bool four_bits = Coded<W>::pack == 32;
     const int most = ex_.device().shared_per_block - tuning::kSharedOverheadBytes, fewest = Body::coded ? 2 : 3;
     const auto bytes = [&](int splits, int groups, int stages) {
       return Body::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
     };
+    const auto most_groups = [&](int of_blocks) {
+      const int most_of_codes = of_blocks > 3 && Body::scales_weights(params.group_log2) ? 1 : tuning::kCodeGroups;
+      return lesser(Body::groups_of(of_blocks), four_bits && of_blocks > 1 ? most_of_codes : Body::kMostGroups);
+    };
+    const auto fit_at_once = [&](int of_blocks, bool several_rounds) {
+      const int groups = (Body::least_groups(several_rounds) + of_blocks - 1) / of_blocks;
+      return of_blocks <= Body::kMostAtOnce && groups <= most_groups(of_blocks) &&
+             of_blocks * (bytes(1, groups, fewest) + tuning::kSharedOverheadBytes) <= ex_.device().shared_per_sm;
+    };
+    // Rows for each block such that all multiprocessors are busy: one block each, if those can hold all rows. Then
+    // pairs of blocks can share K. Otherwise as few rounds of blocks as possible.
+    const bool can_be_alone = (outputs + Body::kRows - 1) / Body::kRows * token_tiles <= sms;
     const bool pairs = image >= 90 && p_.k >= 16 * Body::kStep && bytes(2, 1, fewest) <= most;
     for (int splits = 1; splits <= (pairs ? 2 : 1); ++splits) {
       for (int rows = Body::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
-        const double each_block = double(rows + (each > 1 && codes ? tuning::kBlockOverheadRows : 0)) / splits;
-        const double busiest = double(each * sms) * each_block * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
-        const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(tokens) / rows);
+        int64_t rounds = (each + Body::kMostAtOnce - 1) / Body::kMostAtOnce, together;
+        while ((together = (each + rounds - 1) / rounds) > 2 && !fit_at_once(int(together), rounds > 1)) ++rounds;
+        double busiest = double(each) * rows / splits;
+        if (each > 1)
+          busiest = codes ? tuning::cost_of_rounds(rounds, together, each, rows, four_bits && Body::kTokens > 8)
+                          : busiest * tuning::kCostOfBusiest;
+        const double cost = greater(double(all), double(sms) * busiest) * (1 + cost_of_inputs * double(tokens) / rows);
         if (cost >= best) continue;
-        best = cost, blocks = count, params.rows = rows, how.cluster = splits;
+        best = cost, blocks = count, params.rows = rows, how.cluster = splits, at_once = int(together);
       }
     }
     // Deep rings for blocks that are alone, and more groups of warps. They leave no room for other blocks on the
     // multiprocessor, including those of the next kernel, which would gather on some multiprocessors.
     const bool alone = blocks <= sms;
-    const int per_sm = alone ? 1 : 2;
     const auto fit = [&](int groups, int stages) {
       const int wanted = bytes(how.cluster, groups, stages);
-      return wanted <= most && per_sm * (wanted + tuning::kSharedOverheadBytes) <= ex_.device().shared_per_sm;
+      return wanted <= most && at_once * (wanted + tuning::kSharedOverheadBytes) <= ex_.device().shared_per_sm;
     };
     int groups = 1, stages = fewest;
     if (Body::coded) {
-      const bool four_bits = Coded<W>::pack == 32;
-      groups = alone || !four_bits ? Body::kMostGroups : tuning::kCodeGroups;
-      groups = int(lesser<int64_t>(groups, greater<int64_t>(1, p_.k / Body::kStep / how.cluster)));
+      groups = int(lesser<int64_t>(most_groups(at_once), greater<int64_t>(1, p_.k / Body::kStep / how.cluster)));
       while (groups > 1 && !fit(groups, stages)) --groups;
       if (!four_bits && fit(groups, 3)) stages = 3;
     } else {
@@ -464,8 +476,8 @@ class ProductEngine {
     const int parts = groups * how.cluster, steps = int((p_.k + Body::kStep - 1) / Body::kStep);
     params.steps = steps / parts, params.longer = steps % parts;
     how.threads = groups * Body::kThreads;
-    how.shared = size_t(
-        greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
+    how.shared =
+        size_t(greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (at_once + 1), most)));
     if (blocks > INT32_MAX) return unsupported("matmul: N is too large for this path");
     how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
     return launch<Body>(ex_, how, params);

@@ -27,6 +27,10 @@ __device__ __forceinline__ auto visit_streamed_row(const P& p, int64_t output, i
 // warp read together: 32 columns. With 16 bits each warp has its own runs of all rows; tokens are the rows of an mma,
 // rows of weights its columns.
 constexpr int kRunCols = 32;
+// What is multiplied by the scales of codes. A row's scale: its results. One of kScaledCols columns or more: their
+// sums. One of fewer: each weight, in 16 bits.
+enum class Scaling { results, sums, weights };
+constexpr int kScaledCols = 128;
 template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
 struct StreamedWeights {
   using Gate = FirstWeights<P>;
@@ -71,7 +75,7 @@ struct StreamedWeights {
     int row_tiles_;
   };
 
-  template <bool, int>
+  template <Scaling, int>
   class Lane {
    public:
     static constexpr bool by_group = false;
@@ -214,30 +218,34 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
     int row_tiles_, group_log2_;
   };
 
-  // kByGroup: weights are multiplied by their scales, in 16 bits. For kTiles times 8 tokens.
-  template <bool kByGroup, int kTiles>
+  // For kTiles times 8 tokens.
+  template <Scaling kScaling, int kTiles>
   class Lane {
    public:
-    static constexpr bool by_group = kByGroup;
+    static constexpr bool by_group = kScaling != Scaling::results;
     __device__ __forceinline__ explicit Lane(int group_log2) : log2_(lesser(group_log2, 30)) {
       const int lane = threadIdx.x & 31, first = row() - lane / 4 + lane % 16, byte = lane % 4 * kLaneBytes<kPack>;
       codes_at_ = opaque(kWords == 1 ? first * kRowBytes + swizzled(first, lane / 16) * 16
                                      : row() * kRowBytes + swizzled(row(), byte / 16) * 16 + byte % 16);
       const int group = lane % 4 * 8 >> log2_;
       scales_at_ = opaque(kCodeBytes + row() * kScaleRow + group * int(sizeof(Scale)));
-      zeros_at_ = opaque(kCodeBytes + (kByGroup ? kStreamedRows * kScaleRow : 0) + row() * kZeroRow +
+      zeros_at_ = opaque(kCodeBytes + (by_group ? kStreamedRows * kScaleRow : 0) + row() * kZeroRow +
                          group * int(sizeof(Zero)));
     }
     // Reads run `run` of a step that begins at column `col`. Runs are read in order: an odd one may use what was read
     // with the one before.
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
       read_codes(stage, run);
+      if (kScaling == Scaling::sums && run % kScaledRuns != (zeroed ? 0 : kScaledRuns - 1)) return;
       const int first = col >> log2_, group = run * kRunCols >> log2_;
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; ++i) {
-        if constexpr (kByGroup)
-          factors_[i] = pair_of_scale<T>(*reinterpret_cast<const Scale*>(stage + scales_at_ + i * (8 * kScaleRow) +
-                                                                         offset_of_group<Scale>(first, first + group)));
+        if constexpr (by_group) {
+          const Scale* const scale = reinterpret_cast<const Scale*>(stage + scales_at_ + i * (8 * kScaleRow) +
+                                                                    offset_of_group<Scale>(first, first + group));
+          if constexpr (kScaling == Scaling::sums) factors_[i] = *scale;
+          else factors_[i] = pair_of_scale<T>(*scale);
+        }
         if constexpr (zeroed)
           zeros_[i] =
               zero_at<Zero>(stage + zeros_at_ + i * (8 * kZeroRow) + offset_of_group<Zero>(first, first + group));
@@ -258,9 +266,11 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
           }
         }
       }
+      if (kScaling == Scaling::sums && run_ % kScaledRuns == kScaledRuns - 1) scale_sums();
     }
     template <int kPitch>
     __device__ __forceinline__ void keep(float* sums, const float* factors, int tokens) const {
+      const auto& results = kScaling == Scaling::sums ? scaled_ : sums_;
       float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row();
       KERNELS_UNROLL
       for (int i = 0; i < kWarpRows / 8; ++i) {
@@ -269,13 +279,15 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
         for (int j = 0; j < kTiles; ++j) {
           if (8 * j >= tokens) break;
           float* const there = to + 8 * j * kPitch + 8 * i;
-          there[0] = sums_[i / 2][j][i % 2 * 2] * factor, there[kPitch] = sums_[i / 2][j][i % 2 * 2 + 1] * factor;
+          there[0] = results[i / 2][j][i % 2 * 2] * factor, there[kPitch] = results[i / 2][j][i % 2 * 2 + 1] * factor;
         }
       }
     }
 
    private:
-    static constexpr int kTilesOfRows = kWarpRows / 8, kWords = kLaneBytes<kPack> / 4;
+    static constexpr int kTilesOfRows = kWarpRows / 8, kWords = kLaneBytes<kPack> / 4,
+                         kScaledRuns = kScaledCols / kRunCols;
+    static_assert(kRuns % kScaledRuns == 0, "a step has all columns of a scale, or some whole ones");
 
     // Chunks of a row are permuted by XOR, and so is a run. 4-bit codes are read for two runs at a time, as ldmatrix
     // reads four tiles of 8 rows x 16 bytes.
@@ -298,15 +310,27 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
       KERNELS_UNROLL
       for (int j = 0; j < kWords; ++j) words[j] = words_[i / 2][kWords == 1 ? run_ % 2 * 2 + i % 2 : i % 2 * 2 + j];
       decode_eight<T, Code>(weights, words, zeros_[i]);
-      if constexpr (kByGroup) scale_eight<T>(weights, factors_[i]);
+      if constexpr (kScaling == Scaling::weights) scale_eight<T>(weights, factors_[i]);
+    }
+    // Adds the sums of kScaledCols columns, times their scales, to those of the columns before.
+    __device__ __forceinline__ void scale_sums() {
+      KERNELS_UNROLL
+      for (int i = 0; i < kTilesOfRows; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < 2 * kTiles; ++j) {
+          float& sum = sums_[i / 2][j / 2][i % 2 * 2 + j % 2];
+          scaled_[i / 2][j / 2][i % 2 * 2 + j % 2] += sum * convert<float>(factors_[i]);
+          sum = 0;
+        }
+      }
     }
 
     int log2_, codes_at_, scales_at_, zeros_at_;  // offsets in a stage of this lane's row, in the step's first run
     int run_;
     uint32_t words_[kTilesOfRows / 2][4];  // of 16 rows: two runs (4 bits), or one (8 bits)
-    uint32_t factors_[kTilesOfRows];
+    std::conditional_t<kScaling == Scaling::sums, Scale, uint32_t> factors_[kTilesOfRows];  // uint32_t: pairs
     std::conditional_t<zeroed, float, Nothing> zeros_[kTilesOfRows];
-    float sums_[kTilesOfRows / 2][kTiles][4] = {};
+    float sums_[kTilesOfRows / 2][kTiles][4] = {}, scaled_[kTilesOfRows / 2][kTiles][4] = {};
   };
 
  private:
