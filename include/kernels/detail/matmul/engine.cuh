@@ -493,6 +493,7 @@ class ProductEngine {
     if (layers > 65535) return unsupported("matmul: M is too large for this path");
     Launch how;
     how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
+    how.shared = size_t(how.threads / 32 * Body::bytes_of_warp);
     how.grid =
         dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned((token_tiles + layers - 1) / layers), unsigned(layers));
     return launch<Body>(ex_, how, {p_, policy_.weights_ready});

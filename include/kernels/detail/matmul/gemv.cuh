@@ -184,8 +184,8 @@ struct PlainDots {
                                    : R * P::matrices > 4            ? 96
                                                                     : 48;
   C sums[P::matrices][M][R] = {};
-  using Scratch = Nothing;
-  __device__ __forceinline__ PlainDots(Nothing&, const GemvTokens<P, M>&, int) {}
+  static constexpr int bytes_of_warp = 0;  // of shared memory
+  __device__ __forceinline__ PlainDots(unsigned char*, const GemvTokens<P, M>&, int) {}
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
@@ -238,6 +238,7 @@ struct GemvBody {
   static constexpr int max_threads = Dots::max_threads, registers = Dots::registers;
   static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
   static constexpr bool few_warps = Dots::few_warps;
+  static constexpr int bytes_of_warp = Dots::bytes_of_warp;
   static constexpr int kSums = M * R, kPieces = Dots::pieces;  // sums for each matrix; pieces of a step
   static constexpr bool waits_for_predecessor_itself = true;
   struct Params {
@@ -255,7 +256,7 @@ struct GemvBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
-    __shared__ typename Dots::Scratch dots_scratch;
+    extern __shared__ __align__(16) unsigned char of_warps[];
     __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_pass();  // also before expert ids are read
     const P& p = params.problem;
@@ -296,7 +297,7 @@ struct GemvBody {
       if (makes)
         prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
     }
-    Dots dots(dots_scratch, tokens, begin);
+    Dots dots(of_warps + warp * Dots::bytes_of_warp, tokens, begin);
     add_steps(dots, first, second, tokens, begin, stride, cols, prefetch);
     dots.share(sums);
     __syncthreads();
