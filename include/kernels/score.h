@@ -369,7 +369,8 @@ KERNELS_HD bool key_visible_singly(const S& score, const ScoreAt& at) {
   else
     return true;
 }
-// Within [0, kv_len], and never with an end before the beginning: a score may return a beginning past the last key.
+// Within [0, kv_len], so that engines may count in 32 bits, and never with an end before the beginning: an empty range
+// that a score returns may begin anywhere.
 template <class S>
 KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   KeyRange r{0, q.kv_len};
@@ -378,7 +379,7 @@ KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
     r = {greater(a.begin, b.begin), lesser(a.end, b.end)};
   } else if constexpr (Ranges<S>::value) {
     r = score.kv_range(q);
-    r = {greater<int64_t>(r.begin, 0), lesser(r.end, q.kv_len)};
+    r = {lesser(greater<int64_t>(r.begin, 0), q.kv_len), lesser(r.end, q.kv_len)};
   }
   return {r.begin, greater(r.begin, r.end)};
 }

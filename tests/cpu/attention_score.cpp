@@ -184,6 +184,22 @@ TEST_CASE("each score alone") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("an empty range of keys may begin anywhere") {
+  struct OddQueries : k::Score {
+    int64_t none;
+    explicit OddQueries(int64_t begin) : none(begin) {}
+    k::KeyRange kv_range(const k::ScoreQueries& q) const {
+      return q.first == q.last && q.first % 2 == 0 ? k::KeyRange{none, none} : k::KeyRange{0, q.kv_len};
+    }
+  };
+  ScoreModel odd;
+  odd.visible = [](const Spot& s) { return s.query % 2 != 0; };
+  Tally t;
+  for (const int64_t none : {int64_t(0), int64_t(1) << 31, int64_t(1) << 32, std::numeric_limits<int64_t>::max()})
+    Calls{t}("odd queries", OddQueries(none), odd);
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("all pairs of scores, in either order") {
   Tally t;
   for (int a = 0; a < 10; ++a) {
