@@ -18,7 +18,8 @@
 // written, nor are tokens beyond the positions that nhd() or hnd() was given, or beyond the end of a page-table row.
 //
 // Quantized caches:
-// - With one scale for the tensor or for each head, values are divided by that scale and rounded.
+// - With one scale for the tensor or for each head, values are divided by that scale and rounded. With a scale of 0,
+//   finite values count as 0.
 // - With a scale for each position and head, the call computes the scales and writes them, as float, half or bfloat16,
 //   to the memory from which the view reads them. This needs a whole head before its codes are written. Therefore only
 //   copy(), row operations and norm_heads() can do it; other calls refuse such sinks:
@@ -156,9 +157,12 @@ class Append : public Functor {
     const int64_t head = heads_.quotient(static_cast<uint32_t>(col));
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     T* const to = at(slot, head) + (col - head * head_dim_);
-    if constexpr (Tensor::Run::scaled)
-      return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
-    else return {to, 1.f};
+    if constexpr (Tensor::Run::scaled) {
+      const float scale = convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]);
+      return {to, scale != 0.f ? detail::bounded(divide(1.f, scale)) : 0.f};
+    } else {
+      return {to, 1.f};
+    }
   }
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, const Place& place, int64_t, int64_t) const {

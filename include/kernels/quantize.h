@@ -28,6 +28,12 @@
 KERNELS_BEGIN
 namespace detail {
 
+// The reciprocal of a given scale, which is infinite if the scale is subnormal: 0 times it would be NaN.
+KERNELS_HD float bounded(float x) {
+  const float most = largest<float>();
+  return x > most ? most : x < -most ? -most : x;
+}
+
 template <class T>
 Status check_codes(const T* q, int64_t ld, int64_t rows, int64_t cols) {
   KERNELS_TRY(
@@ -61,7 +67,7 @@ class QuantizeBy : public Functor {
   KERNELS_HD typename S::Fetched prepare(int64_t row, int64_t col) const { return scales_.fetch(row, col); }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, const typename S::Fetched& given, int64_t row, int64_t col) const {
-    const float scale = S::scale(given), factor = scale != 0.f ? bounded(1.f / scale) : 0.f;
+    const float scale = S::scale(given), factor = scale != 0.f ? detail::bounded(1.f / scale) : 0.f;
     auto codes = convert<float>(v) * factor;
     if constexpr (S::has_zeros) codes = codes + S::zero(given);
     write<N>(q_ + row * ld_ + col, convert<T>(codes));
@@ -72,12 +78,6 @@ class QuantizeBy : public Functor {
   }
 
  private:
-  // A subnormal scale may not have a finite reciprocal.
-  static KERNELS_HD float bounded(float x) {
-    const float most = largest<float>();
-    return x > most ? most : x < -most ? -most : x;
-  }
-
   T* q_;
   int64_t ld_;
   S scales_;

@@ -131,6 +131,16 @@ TEST_CASE("attention reads what was appended") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("finite values count as 0 with a given scale of 0, and as codes with a subnormal one") {
+  const int32_t position = 0;
+  const float in[] = {0, -1, 1e30f, 0, 0, -1, 1e30f, 0, 0, -1, 1e30f, 0}, scales[] = {0, 1e-40f, -1e-40f};
+  k::float8_e4m3 codes[12] = {};
+  const auto side = k::nhd(codes, 1, 3, 4).head_scales(scales);
+  REQUIRE(Copy()(k::load(in, 12), k::append_keys(k::dense_kv(side, side, 1), k::AppendAt(&position), 4), 1, 12));
+  const double want[] = {0, 0, 0, 0, 0, -448, 448, 0, 0, 448, -448, 0};
+  for (int i = 0; i < 12; ++i) CHECK(value_of(codes[i]) == want[i]);
+}
+
 TEST_CASE("what is refused of found scales") {
   const int32_t positions[] = {0, 1}, sequences[] = {0, 0};
   std::vector<float> in(2 * 64), scales(8);
