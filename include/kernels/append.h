@@ -257,7 +257,7 @@ class AppendFound : public Functor {
     KERNELS_TRY(to_.check_places(cols));
     if (static_cast<const void*>(scales_) != static_cast<const void*>(to_.tensor().scale_data()))
       return invalid("append: the scales to be written are not those that the view reads");
-    return to_.tensor().check_own_scales(cols / group_, !std::is_same<Where, Dense>::value);
+    return to_.tensor().check_own_scales(cols / group_, std::is_same<Where, Paged>::value);
   }
 
   using State = detail::LargestSeen<Code, Scale>;

@@ -171,13 +171,13 @@ class KvTensor {
   }
 
   // For calls that compute and write the scales: two heads or positions that share one would overwrite each other's.
-  Status check_own_scales(int64_t heads, bool many_blocks) const {
+  Status check_own_scales(int64_t heads, bool pages) const {
     if (!scales_positions()) return invalid("append: the view has no scale for each position to be found");
     if (scale_strides_[1] == 0 && extent_.positions != 1)
       return invalid("append: the positions of a block share a scale, where each is to have its own");
     if (scale_strides_[2] == 0 && heads > 1)
       return invalid("append: the heads share a scale, where each is to have its own");
-    if (scale_strides_[0] == 0 && many_blocks)
+    if (scale_strides_[0] == 0 && pages)
       return invalid("append: the pages share scales, where each is to have its own");
     return {};
   }

@@ -172,4 +172,7 @@ TEST_CASE("what is refused of found scales") {
   CHECK(reason(narrow, 4, scales.data()) == "copy: out: append: heads of 4-bit codes are no whole words");
   CHECK(std::all_of(words.begin(), words.end(), [](uint32_t x) { return x == 7u; }));
   CHECK(reason(side.scales(read, 8, 2, 1), 32, scales.data()) == "");
+  const int32_t offsets[] = {0, 2};  // a ragged view has one block, whose distance from the next means nothing
+  CHECK(Copy()(k::load(static_cast<const float*>(in.data()), 64),
+               k::append_keys(k::ragged_kv(shared, shared, offsets), at, 32, scales.data()), 2, 64));
 }
