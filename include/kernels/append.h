@@ -120,12 +120,12 @@ class Append : public Functor {
     if (Tensor::words && head_dim_ % 8 != 0) return invalid("append: heads of 4-bit codes are no whole words");
     if (cols > INT32_MAX) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());
-    if (tensor_.heads() > 0 && tensor_.heads() != cols / head_dim_)
+    if (tensor_.heads() >= 0 && tensor_.heads() != cols / head_dim_)
       return invalid("append: the columns are more or fewer heads of head_dim than nhd() or hnd() was told of");
     KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
     KERNELS_TRY(where_.fits(tensor_.positions()));
     const bool ring_fits =
-        !std::is_same<Where, Dense>::value || tensor_.positions() == 0 || at_.ring_capacity() <= tensor_.positions();
+        !std::is_same<Where, Dense>::value || tensor_.positions() < 0 || at_.ring_capacity() <= tensor_.positions();
     if (!ring_fits) return invalid("append: the ring has more positions than nhd() or hnd() was told of");
     return {};
   }

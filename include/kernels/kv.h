@@ -90,9 +90,9 @@ class KvTensor {
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
   static constexpr bool scaled = Run::scaled;  // KvRun says which types of scales there are
 
-  // The sizes of a block, where known; strides alone do not tell.
+  // The sizes of a block, where known, and otherwise -1; strides alone do not tell.
   struct Extent {
-    int64_t positions = 0, heads = 0, dim = 0;
+    int64_t positions = -1, heads = -1, dim = -1;
   };
 
   KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride, const Extent& extent = {})
@@ -146,7 +146,7 @@ class KvTensor {
     return most;
   }
 
-  // The number of positions and of heads in a block, or 0 if unknown.
+  // The number of positions and of heads in a block, or -1 if unknown.
   int64_t positions() const { return extent_.positions; }
   int64_t heads() const { return extent_.heads; }
 
@@ -157,10 +157,11 @@ class KvTensor {
       if (stride < 0) return invalid("kv: a stride is negative");
       if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
     }
-    if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
-    if (extent_.heads > 0 && extent_.heads != heads)
+    if (extent_.heads >= 0 && extent_.heads != heads)
       return invalid("kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
-    if (extent_.dim > 0 && extent_.dim < dim) return invalid("kv: nhd() or hnd() was told of heads with fewer columns");
+    if (extent_.dim >= 0 && extent_.dim < dim)
+      return invalid("kv: nhd() or hnd() was told of heads with fewer columns");
+    if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
     if constexpr (Run::scaled)
       KERNELS_TRY(detail::check_pointer(scales_, "kv: the pointer to scales is null",
                                         "kv: the pointer to scales is not aligned for its elements"));
@@ -257,10 +258,10 @@ struct Dense {
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
   Status check() const { return lengths.check(); }
   // Of a sequence: what nhd() or hnd() was given; unknown with strided().
-  int64_t most_positions(int64_t positions) const { return positions > 0 ? positions : kMostKeys; }
+  int64_t most_positions(int64_t positions) const { return positions >= 0 ? positions : kMostKeys; }
   int64_t most_keys(int64_t positions) const { return lesser(lengths.most(), most_positions(positions)); }
   Status fits(int64_t positions) const {
-    return positions > 0 && lengths.known() > positions
+    return positions >= 0 && lengths.known() > positions
                ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of")
                : Status{};
   }
@@ -313,7 +314,7 @@ struct Paged {
   int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
   int64_t most_keys(int64_t) const { return lesser(lengths.most(), most_positions(0)); }
   Status fits(int64_t positions) const {
-    return positions > 0 && pages.size > positions
+    return positions >= 0 && pages.size > positions
                ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of")
                : Status{};
   }

@@ -170,12 +170,20 @@ TEST_CASE("what is refused, and why") {
            "attention: values: kv: the page size exceeds the positions"));
   CHECK(
       is(f.with(k::dense_kv(side, side, 11)), Code::invalid, "attention: keys: kv: the length exceeds the positions"));
-  for (const int64_t heads : {1, 3, 4}) {
+  for (const int64_t heads : {0, 1, 3, 4}) {
     CHECK(is(f.with(k::dense_kv(k::nhd(f.p, 10, heads, 16), side, 10)), Code::invalid,
              "attention: keys: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
     CHECK(is(f.with(k::dense_kv(side, k::hnd(f.p, 10, heads, 16).scale(f.p), 10)), Code::invalid,
              "attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
   }
+  // No position at all is also something to be told.
+  const auto none_there = k::hnd(f.p, 0, 2, 16);
+  CHECK(f.with(k::dense_kv(none_there, none_there, 0)));
+  CHECK(is(f.with(k::dense_kv(side, none_there, 1)), Code::invalid,
+           "attention: values: kv: the length exceeds the positions"));
+  CHECK(is(f.with(k::dense_kv(side, none_there, lengths)), Code::invalid, "more keys than the positions"));
+  CHECK(is(f.with(k::paged_kv(none_there, side, k::pages(lengths, 1, 1), lengths)), Code::invalid,
+           "attention: keys: kv: the page size exceeds the positions"));
   CHECK(is(f.with(k::dense_kv(side, k::nhd(f.p, 10, 2, 8), 10)), Code::invalid,
            "attention: values: kv: nhd() or hnd() was told of heads with fewer columns"));
   CHECK(f.with(k::dense_kv(k::strided(f.p, 320, 32, 16), k::hnd(f.p, 10, 2, 24), 10)));

@@ -261,6 +261,11 @@ TEST_CASE("a token behind the end of its cache is left out") {
     std::copy_n(in.begin() + cols, cols, want.begin() + last_of_second * cols);
     CHECK(cache == want);
   }
+  // A cache without any position takes none.
+  std::vector<float> behind(size_t(8 * tokens * cols), -1), want = behind;
+  const auto none = k::nhd(behind.data(), 0, heads, dim);
+  CHECK(k::cpu::copy(k::cpu::Exec{1}, from, k::append_keys(k::dense_kv(none, none, 0), at, dim), tokens, cols));
+  CHECK(behind == want);
 }
 
 TEST_CASE("appended heads get the scales that are found for them") {
