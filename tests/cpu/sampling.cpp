@@ -144,6 +144,11 @@ TEST_CASE("wrong arguments are named") {
   CHECK(reason(S{}.seed(static_cast<const uint64_t*>(nullptr))) == "sample: seed: the pointer is null");
   CHECK(reason(S{}.step(reinterpret_cast<const uint64_t*>(reinterpret_cast<uintptr_t>(x.data()) + 1))) ==
         "sample: step: the pointer is not aligned for its elements");
+  CHECK(reason(S{}.temperature(x.data(), -1)) == "sample: temperature: the stride is negative");
+  CHECK(reason(S{}.top_k(some.data(), -1)) == "sample: top_k: the stride is negative");
+  const uint64_t seeds[2] = {};
+  CHECK(reason(S{}.seed(seeds, -1)) == "sample: seed: the stride is negative");
+  CHECK(reason(S{}.step(seeds, -2)) == "sample: step: the stride is negative");
   CHECK(reason(S{}.bias(nullptr, 0)) == "sample: bias: the pointer is null");
   CHECK(reason(S{}.bias(x.data(), 63)) == "sample: bias: ld is neither 0 nor at least the vocabulary");
   CHECK(reason(S{}.allowed(nullptr, 2)) == "sample: allowed: the pointer is null");

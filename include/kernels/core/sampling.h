@@ -46,8 +46,10 @@ class RowValue {
   KERNELS_HD bool for_each_row() const { return p_ != nullptr && stride_ != 0; }
   T value() const { return value_; }
   KERNELS_HD T at(int64_t row) const { return p_ == nullptr ? value_ : p_[row * stride_]; }
-  Status check(const char* null, const char* misaligned) const {
-    return on_device_ ? check_pointer(p_, null, misaligned) : Status{};
+  Status check(const char* null, const char* misaligned, const char* negative) const {
+    if (!on_device_) return {};
+    KERNELS_TRY(check_pointer(p_, null, misaligned));
+    return stride_ < 0 ? invalid(negative) : Status{};
   }
 
  private:
@@ -370,8 +372,11 @@ Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null
 inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   using detail::within_numbers;
   KERNELS_TRY(detail::check_vocabulary(rows, vocabulary));
-#define KERNELS_NUMBER(name, what, limits, right)                                                     \
-  KERNELS_TRY(o_.name.check(what ": the pointer is null", what ": the pointer is not aligned for its elements")); \
+#define KERNELS_POINTER(name, what)                                                                               \
+  KERNELS_TRY(o_.name.check(what ": the pointer is null", what ": the pointer is not aligned for its elements", \
+                            what ": the stride is negative"))
+#define KERNELS_NUMBER(name, what, limits, right) \
+  KERNELS_POINTER(name, what);                    \
   if (const auto v = o_.name.value(); !o_.name.on_device() && !(right)) return invalid(what " " limits)
   constexpr float most = detail::kMostFloat;
   KERNELS_NUMBER(temperature, "temperature", "is negative, infinite or NaN", within_numbers(v, 0.f, most));
@@ -382,9 +387,10 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   KERNELS_NUMBER(repetition, "repetition_penalty", "is not positive, or infinite", v > 0.f && v <= most);
   KERNELS_NUMBER(presence, "presence_penalty", "is infinite or NaN", within_numbers(v, -most, most));
   KERNELS_NUMBER(frequency, "frequency_penalty", "is infinite or NaN", within_numbers(v, -most, most));
+  KERNELS_POINTER(seed, "seed");
+  KERNELS_POINTER(step, "step");
 #undef KERNELS_NUMBER
-  KERNELS_TRY(o_.seed.check("seed: the pointer is null", "seed: the pointer is not aligned for its elements"));
-  KERNELS_TRY(o_.step.check("step: the pointer is null", "step: the pointer is not aligned for its elements"));
+#undef KERNELS_POINTER
   if (!within_numbers(o_.soft_cap, 0.f, most)) return invalid("soft_cap is negative, infinite or NaN");
   if (rows == 0) return {};
   if (o_.says_bias) {
