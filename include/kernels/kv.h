@@ -311,7 +311,7 @@ struct Paged {
                : Status{};
   }
   // With ld 0 all sequences share one row, with as many pages as they need.
-  int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
+  int64_t most_positions(int64_t) const { return pages.ld > 0 ? lesser(pages.ld, kMostKeys) * pages.size : kMostKeys; }
   int64_t most_keys(int64_t) const { return lesser(lengths.most(), most_positions(0)); }
   Status fits(int64_t positions) const {
     return positions >= 0 && pages.size > positions

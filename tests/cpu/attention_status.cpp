@@ -162,6 +162,7 @@ TEST_CASE("what is refused, and why") {
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 10), 1)));
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 2, 10), 20)));
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 0, 10), 30)));
+  CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, int64_t(1) << 62, 8), 30)));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 2, 10), 21)), Code::invalid,
            "attention: kv: the length exceeds the positions of a row of the page table"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid,
