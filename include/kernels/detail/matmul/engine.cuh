@@ -426,6 +426,7 @@ class ProductEngine {
     const auto bytes = [&](int splits, int groups, int stages) {
       return Body::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
     };
+    // The most groups of warps of each of so many blocks on a multiprocessor, and whether it runs so many at a time.
     const auto most_groups = [&](int of_blocks) {
       const int most_of_codes = of_blocks > 3 && Body::scales_weights(params.group_log2) ? 1 : tuning::kCodeGroups;
       return lesser(Body::groups_of(of_blocks), four_bits && of_blocks > 1 ? most_of_codes : Body::kMostGroups);
@@ -446,9 +447,10 @@ class ProductEngine {
         int64_t rounds = (each + Body::kMostAtOnce - 1) / Body::kMostAtOnce, together;
         while ((together = (each + rounds - 1) / rounds) > 2 && !fit_at_once(int(together), rounds > 1)) ++rounds;
         double busiest = double(each) * rows / splits;
-        if (each > 1)
+        if (each > 1) {
           busiest = codes ? tuning::cost_of_rounds(rounds, together, each, rows, four_bits && Body::kTokens > 8)
                           : busiest * tuning::kCostOfBusiest;
+        }
         const double cost = greater(double(all), double(sms) * busiest) * (1 + cost_of_inputs * double(tokens) / rows);
         if (cost >= best) continue;
         best = cost, blocks = count, params.rows = rows, how.cluster = splits, at_once = int(together);
