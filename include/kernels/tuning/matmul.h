@@ -2,6 +2,8 @@
 // bench/matmul. Figures of rejected variants are from the run in which they were compared.
 #pragma once
 
+#include <cstdint>
+
 #include "../core/macros.h"
 
 KERNELS_BEGIN
