@@ -77,11 +77,12 @@ constexpr int kSkinnyTokens = 2;
 // that had a quarter of the columns each:
 // - int4 with a scale for 32 columns: 14336 x 4096 14.3, 16.5, 21.8 (18.0, 20.1, 25.0); 4096 x 14336 14.3, 16.0, 20.1
 //   (19.4, 21.3, 25.2), of which a read takes 8.9. Groups of one warp took 18.1, 18.7, 25.8 for the first.
-// - int4 with a scale for 128 columns: 14336 x 4096 14.0, 16.2, 21.1 (14.2, 16.5, 21.6).
+// - int4 with a scale for 128 columns: 14336 x 4096 14.0, 16.2, 21.1 (14.2, 16.5, 21.6). Up to 16 tokens, scales are
+//   now multiplied with sums of 128 columns (Scaling): 11.8, 14.3.
 // - int8 with a scale for each row: 17.2, 18.1, 19.7.
 //
 // Scales loaded through the L1 (StreamedGemmBody::kScalesByL1) took 4 % less time with 8 tokens, but 8 % more with 32,
-// when the rings leave little of it. wgmma tiles took 20.6 to 22.9 and 31 to 38 with 8 to 32 tokens. Code for sm_80 on
+// when the rings leave little of it. wgmma tiles took 18.5 to 19.8 and 22 to 25 with int4. Code for sm_80 on
 // the same GPU, with 64 tokens, where blocks cannot share K (earlier code): two blocks of 32 tokens took 37 us and
 // tiles 117 with int8, 4096 x 14336 (half 50 and 113), but 44 and 38 with 14336 x 4096 (half 61 and 41). With several
 // scales in 64 bytes of codes, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3 and 12.8
