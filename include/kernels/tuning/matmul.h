@@ -76,17 +76,19 @@ constexpr int kSkinnyTokens = 2;
 // H200 (CUDA 13.0, 2026-11), microseconds with 8, 16 and 32 tokens, in brackets with one or two groups of four warps
 // that had a quarter of the columns each:
 // - int4 with a scale for 32 columns: 14336 x 4096 14.3, 16.5, 21.8 (18.0, 20.1, 25.0); 4096 x 14336 14.3, 16.0, 20.1
-//   (19.4, 21.3, 25.2), of which a read takes 8.9. Groups of one warp took 18.1, 18.7, 25.8 for the first.
+//   (19.4, 21.3, 25.2), of which a read takes 8.9. Groups of one warp took 18.1, 18.7, 25.8 for the first. Up to 8
+//   tokens, sums of 32 columns are multiplied: 12.3, now 14.5 and 18.8 with more.
 // - int4 with a scale for 128 columns: 14336 x 4096 14.0, 16.2, 21.1 (14.2, 16.5, 21.6). Up to 16 tokens, scales are
 //   now multiplied with sums of 128 columns (Scaling): 11.8, 14.3.
 // - int8 with a scale for each row: 17.2, 18.1, 19.7.
 //
-// Scales loaded through the L1 (StreamedGemmBody::kScalesByL1) took 4 % less time with 8 tokens, but 8 % more with 32,
-// when the rings leave little of it. wgmma tiles took 18.5 to 19.8 and 22 to 25 with int4. Code for sm_80 on
-// the same GPU, with 64 tokens, where blocks cannot share K (earlier code): two blocks of 32 tokens took 37 us and
-// tiles 117 with int8, 4096 x 14336 (half 50 and 113), but 44 and 38 with 14336 x 4096 (half 61 and 41). With several
-// scales in 64 bytes of codes, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3 and 12.8
-// us).
+// Scales do not pass through the L1, as the rings leave little of it (with a scale for 32 columns, 8 tokens: 14336 x
+// 4096 12.2 us if they do, now 12.4, but 28672 x 4096 22.6, now 20.1). With six or eight groups instead of four, 4096 x
+// 4096 took 6.8 and 6.6 us (5.9), 6144 x 4096 8.0 and 8.4 (7.6), 4096 x 14336 13.4 and 14.2 (12.4). wgmma tiles took
+// 18.5 to 19.8 and 22 to 25 with int4. Code for sm_80 on the same GPU, with 64 tokens, where blocks cannot share K
+// (earlier code): two blocks of 32 tokens took 37 us and tiles 117 with int8, 4096 x 14336 (half 50 and 113), but 44
+// and 38 with 14336 x 4096 (half 61 and 41). With several scales in 64 bytes of codes, two tokens are faster with each
+// row in one go (int4 with a scale for 32: 13.3 and 12.8 us).
 constexpr int kCodeGroups = 2;
 // The time of blocks of such codes, in rows of weights, if each multiprocessor has several: `each` in all, of which
 // `together` run at a time, so that there are some rounds. A block and a round begin and end, and warps multiply 32
@@ -99,9 +101,7 @@ constexpr int kCodeGroups = 2;
 //   e4m3, a scale for each row      16.9            23.1 and 27.0   31.0 and 32.8   36.7 and 38.7
 //   half (three at a time)          29.9            41.1 and 50.5   57.3            66.1 and 73.2
 // Blocks of 40, 48, 56 and 64 rows of int4: 20480 rows, 8 tokens 17.6, 17.6, 14.7, 14.8; 37888 rows, three at a time,
-// 8 tokens 30.4, 24.5, 25.0, 25.7, and 16 tokens 40.2, 32.0, 31.7, 28.0. Four blocks at a time have one group of warps
-// each where scales go through the L1 for each weight, which two groups leave little of (int4 with a scale for 32,
-// 28672 rows, 8 tokens: 23.9, with two groups 27.7, two blocks at a time 26.0).
+// 8 tokens 30.4, 24.5, 25.0, 25.7, and 16 tokens 40.2, 32.0, 31.7, 28.0.
 constexpr double cost_of_rounds(int64_t rounds, int64_t together, int64_t each, int rows, bool multiplying) {
   return multiplying ? double(each) * (64 + 32) + double(rounds) * 64
                      : double(rounds) * (double(together) * (rows + 32) + 64);

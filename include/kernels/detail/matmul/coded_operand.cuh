@@ -109,8 +109,8 @@ class CodedOperand {
 
   const unsigned char* codes_[kCodes];
   unsigned there_ = 0;
-  GroupCopy<kStep, Scale, false> scales_;
-  GroupCopy<kStep, Zero, false> zeros_;
+  GroupCopy<kStep, Scale> scales_;
+  GroupCopy<kStep, Zero> zeros_;
   int col_, group_log2_;
 };
 

@@ -165,9 +165,8 @@ KERNELS_HD int bytes_of_groups(int group_log2) {
 }
 // Copies the scales (or zero points) of one row to shared memory, kCols columns at a time, as whole words, several of
 // them in one access if alignment allows. Groups beyond the row become zeros. The row begins at a word; the destination
-// is aligned to the copied bytes, or to 16. kByL1: for an L1 that is large enough to keep the rest of a 32-byte sector
-// until the next step.
-template <int kCols, class Of, bool kByL1>
+// is aligned to the copied bytes, or to 16.
+template <int kCols, class Of>
 class GroupCopy {
  public:
   GroupCopy() = default;
@@ -184,8 +183,7 @@ class GroupCopy {
     const unsigned char* const from = row_ + first;
     const auto copy = [&](int i) {
       const bool past_end = first + i >= all_;
-      if constexpr (kByL1) arch::copy_async_if<16>(to + i, from + i, wanted && width_ == 16, past_end);
-      else arch::copy_async_16_if(to + i, from + i, wanted && width_ == 16, past_end);
+      arch::copy_async_16_if(to + i, from + i, wanted && width_ == 16, past_end);
       arch::copy_async_if<8>(to + i, from + i, wanted && width_ == 8, past_end);
       arch::copy_async_if<4>(to + i, from + i, wanted && width_ == 4, past_end);
     };

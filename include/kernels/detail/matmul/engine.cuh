@@ -428,8 +428,7 @@ class ProductEngine {
     };
     // The most groups of warps of each of so many blocks on a multiprocessor, and whether it runs so many at a time.
     const auto most_groups = [&](int of_blocks) {
-      const int most_of_codes = of_blocks > 3 && Body::scales_weights(params.group_log2) ? 1 : tuning::kCodeGroups;
-      return lesser(Body::groups_of(of_blocks), four_bits && of_blocks > 1 ? most_of_codes : Body::kMostGroups);
+      return lesser(Body::groups_of(of_blocks), four_bits && of_blocks > 1 ? tuning::kCodeGroups : Body::kMostGroups);
     };
     const auto fit_at_once = [&](int of_blocks, bool several_rounds) {
       const int groups = (Body::least_groups(several_rounds) + of_blocks - 1) / of_blocks;

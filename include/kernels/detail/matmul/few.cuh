@@ -34,9 +34,7 @@ struct StreamedGemmBody {
   static constexpr int kMostGroups = coded ? 4 : 2;  // of a block
   static constexpr int kInputCols = 128;             // of a tile of inputs: a step has one or two
   static constexpr int kStep = coded ? 8 * Coded<typename P::W>::pack : kInputCols;
-  static constexpr bool kScalesByL1 = kTiles < 4;
-  static constexpr bool kScalesSums = kTiles < 4;  // otherwise it would take more registers than there are
-  using Weights = StreamedWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
+  using Weights = StreamedWeights<P, T, coded, kThreads, kStep>;
   using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kInputCols>;
   static constexpr int kRuns = Weights::kRuns, kInputs = kStep / kInputCols;
   // Inputs that are not copied by cp.async wait in registers, if there is room (14336 x 4096, half, 32 tokens of float:
@@ -49,9 +47,6 @@ struct StreamedGemmBody {
   static constexpr int least_groups(bool several_rounds) { return !coded ? 1 : several_rounds ? 6 : 4; }
   // For how many groups of each of so many blocks a multiprocessor has registers.
   static constexpr int groups_of(int blocks) { return 65536 / (blocks * kThreads * ((registers + 7) / 8 * 8)); }
-  static constexpr bool scales_weights(int group_log2) {
-    return Weights::scaled && group_log2 != kOneForAll && (!kScalesSums || 1 << group_log2 < kScaledCols);
-  }
   static constexpr bool kInputsWait = kInputs * sizeof(typename Inputs::Waiting) <= 512;
   static constexpr bool waits_for_predecessor_itself = true;
 
@@ -123,11 +118,14 @@ struct StreamedGemmBody {
       lane.template keep<kPitch>(reinterpret_cast<float*>(rings) + (group * Weights::kParts + Weights::part()) * kSums,
                                  factors, tokens);
     };
-    constexpr Scaling of_many_columns = kScalesSums ? Scaling::sums : Scaling::weights;
+    // Sums of many tokens would take more registers than there are, or more instructions than their weights.
+    constexpr Scaling of_128 = kTiles < 4 ? Scaling::sums_of_128 : Scaling::weights,
+                      of_32 = kTiles < 2 ? Scaling::sums_of_32 : Scaling::weights;
     if constexpr (!Weights::scaled) multiply(Always<Scaling::results>());
     else if (!ring.by_group) multiply(Always<Scaling::results>());
-    else if (!kScalesSums || 1 << params.group_log2 < kScaledCols) multiply(Always<Scaling::weights>());
-    else multiply(Always<of_many_columns>());
+    else if (of_128 != Scaling::weights && params.group_log2 >= 7) multiply(Always<of_128>());
+    else if (of_32 != Scaling::weights && params.group_log2 >= 5) multiply(Always<of_32>());
+    else multiply(Always<Scaling::weights>());
     const Outputs outputs{params,
                           output,
                           first_token,

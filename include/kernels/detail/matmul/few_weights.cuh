@@ -27,11 +27,10 @@ __device__ __forceinline__ auto visit_streamed_row(const P& p, int64_t output, i
 // warp read together: 32 columns. With 16 bits each warp has its own runs of all rows; tokens are the rows of an mma,
 // rows of weights its columns.
 constexpr int kRunCols = 32;
-// What is multiplied by the scales of codes. A row's scale: its results. One of kScaledCols columns or more: their
-// sums. One of fewer: each weight, in 16 bits.
-enum class Scaling { results, sums, weights };
-constexpr int kScaledCols = 128;
-template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
+// What is multiplied by the scales of codes. A row's scale: its results. One of so many columns or more: their sums.
+// One of fewer: each weight, in 16 bits.
+enum class Scaling { results, sums_of_128, sums_of_32, weights };
+template <class P, class T, bool kCoded, int kThreads, int kStep>
 struct StreamedWeights {
   using Gate = FirstWeights<P>;
   using Code = T;
@@ -129,8 +128,8 @@ struct StreamedWeights {
 // Codes: each warp has its own rows with all columns, so each code is decoded once. These rows are the rows of an mma,
 // as decoded values may be in any register; tokens are its columns. Behind the codes are the scales of all rows, and
 // then their zero points.
-template <class P, class T, int kThreads, int kStep, bool kByL1>
-struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
+template <class P, class T, int kThreads, int kStep>
+struct StreamedWeights<P, T, true, kThreads, kStep> {
   using Gate = FirstWeights<P>;
   using Code = typename Coded<Gate>::Code;
   static constexpr bool possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
@@ -213,8 +212,8 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
 
     const unsigned char* codes_[kEach];
     Scale factor_;
-    GroupCopy<kStep, Scale, kByL1> scales_;
-    GroupCopy<kStep, Zero, kByL1> zeros_;
+    GroupCopy<kStep, Scale> scales_;
+    GroupCopy<kStep, Zero> zeros_;
     int row_tiles_, group_log2_;
   };
 
@@ -223,6 +222,7 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
   class Lane {
    public:
     static constexpr bool by_group = kScaling != Scaling::results;
+    static constexpr bool scales_sums = kScaling == Scaling::sums_of_128 || kScaling == Scaling::sums_of_32;
     __device__ __forceinline__ explicit Lane(int group_log2) : log2_(lesser(group_log2, 30)) {
       const int lane = threadIdx.x & 31, first = row() - lane / 4 + lane % 16, byte = lane % 4 * kLaneBytes<kPack>;
       codes_at_ = opaque(kWords == 1 ? first * kRowBytes + swizzled(first, lane / 16) * 16
@@ -236,14 +236,15 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
     // with the one before.
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
       read_codes(stage, run);
-      if (kScaling == Scaling::sums && run % kScaledRuns != (zeroed ? 0 : kScaledRuns - 1)) return;
+      if (scales_sums && run % kScaledRuns != (zeroed ? 0 : kScaledRuns - 1)) return;
       const int first = col >> log2_, group = run * kRunCols >> log2_;
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; ++i) {
         if constexpr (by_group) {
           const Scale* const scale = reinterpret_cast<const Scale*>(stage + scales_at_ + i * (8 * kScaleRow) +
                                                                     offset_of_group<Scale>(first, first + group));
-          if constexpr (kScaling == Scaling::sums) factors_[i] = *scale;
+          if constexpr (scales_sums)
+            factors_[i] = *scale;
           else factors_[i] = pair_of_scale<T>(*scale);
         }
         if constexpr (zeroed)
@@ -266,11 +267,11 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
           }
         }
       }
-      if (kScaling == Scaling::sums && run_ % kScaledRuns == kScaledRuns - 1) scale_sums();
+      if (scales_sums && run_ % kScaledRuns == kScaledRuns - 1) scale_sums();
     }
     template <int kPitch>
     __device__ __forceinline__ void keep(float* sums, const float* factors, int tokens) const {
-      const auto& results = kScaling == Scaling::sums ? scaled_ : sums_;
+      const auto& results = scales_sums ? scaled_ : sums_;
       float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row();
       KERNELS_UNROLL
       for (int i = 0; i < kWarpRows / 8; ++i) {
@@ -286,7 +287,7 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
 
    private:
     static constexpr int kTilesOfRows = kWarpRows / 8, kWords = kLaneBytes<kPack> / 4,
-                         kScaledRuns = kScaledCols / kRunCols;
+                         kScaledRuns = (kScaling == Scaling::sums_of_128 ? 128 : 32) / kRunCols;
     static_assert(kRuns % kScaledRuns == 0, "a step has all columns of a scale, or some whole ones");
 
     // Chunks of a row are permuted by XOR, and so is a run. 4-bit codes are read for two runs at a time, as ldmatrix
@@ -312,7 +313,7 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
       decode_eight<T, Code>(weights, words, zeros_[i]);
       if constexpr (kScaling == Scaling::weights) scale_eight<T>(weights, factors_[i]);
     }
-    // Adds the sums of kScaledCols columns, times their scales, to those of the columns before.
+    // Adds the sums of kScaledRuns runs, times their scales, to those of the columns before.
     __device__ __forceinline__ void scale_sums() {
       KERNELS_UNROLL
       for (int i = 0; i < kTilesOfRows; ++i) {
@@ -328,7 +329,7 @@ struct StreamedWeights<P, T, true, kThreads, kStep, kByL1> {
     int log2_, codes_at_, scales_at_, zeros_at_;  // offsets in a stage of this lane's row, in the step's first run
     int run_;
     uint32_t words_[kTilesOfRows / 2][4];  // of 16 rows: two runs (4 bits), or one (8 bits)
-    std::conditional_t<kScaling == Scaling::sums, Scale, uint32_t> factors_[kTilesOfRows];  // uint32_t: pairs
+    std::conditional_t<scales_sums, Scale, uint32_t> factors_[kTilesOfRows];  // uint32_t: pairs
     std::conditional_t<zeroed, float, Nothing> zeros_[kTilesOfRows];
     float sums_[kTilesOfRows / 2][kTiles][4] = {}, scaled_[kTilesOfRows / 2][kTiles][4] = {};
   };
