@@ -27,8 +27,10 @@ class Part : public llm::Device {
   std::string name() const override { return "a part of the CPU"; }
   bool is_host() const override { return true; }
   size_t free_bytes(size_t) const override { return free_; }
-  void* allocate(size_t bytes, bool shared) override { return allocated_ += bytes, cpu_->allocate(bytes, shared); }
-  void release(void* p, bool shared) override { cpu_->release(p, shared); }
+  std::shared_ptr<void> allocate(size_t bytes, bool shared) override {
+    allocated_ += bytes;
+    return cpu_->allocate(bytes, shared);
+  }
   void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
   void synchronize() override {}

@@ -98,20 +98,14 @@ class Cpu : public Device {
     const size_t addresses = addresses_left(place_.threads);
     return std::min(memory_left(""), addresses > SIZE_MAX - mapped ? SIZE_MAX : addresses + mapped);
   }
-  void* allocate(size_t bytes, bool) override {
+  std::shared_ptr<void> allocate(size_t bytes, bool) override {
     if (bytes > memory_left("")) return nullptr;
     // The pages of calloc are allocated when they are touched, so a long context costs only what is used of it.
-    unsigned char* const base = static_cast<unsigned char*>(std::calloc(bytes + 512, 1));
+    size_t room = bytes + 255;
+    void* const base = std::calloc(room, 1);
     if (base == nullptr) return nullptr;
-    const size_t skip = 512 - reinterpret_cast<uintptr_t>(base) % 256;
-    void* const start = base;
-    std::memcpy(base + skip - sizeof(start), &start, sizeof(start));
-    return base + skip;
-  }
-  void release(void* p, bool) override {
-    void* start = nullptr;
-    std::memcpy(&start, static_cast<unsigned char*>(p) - sizeof(start), sizeof(start));
-    std::free(start);
+    void* start = base;
+    return {std::align(256, bytes, start, room), [base](void*) { std::free(base); }};
   }
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }

@@ -39,8 +39,7 @@ class Device {
   // they do not count against a limit of addresses.
   virtual size_t free_bytes(size_t mapped = 0) const = 0;
   // Zeroed memory at a multiple of 256 bytes, or null. shared: host and device see it at the same address.
-  virtual void* allocate(size_t bytes, bool shared) = 0;
-  virtual void release(void* p, bool shared) = 0;
+  virtual std::shared_ptr<void> allocate(size_t bytes, bool shared) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for earlier calls
   virtual void synchronize() = 0;
@@ -84,26 +83,23 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Device& device, int64_t count, const std::string& what, bool shared = false)
-      : device_(&device), count_(size_t(count)), shared_(shared), what_(what) {
+      : device_(&device), count_(size_t(count)), what_(what) {
     const size_t bytes = std::max<size_t>(1, count_ * sizeof(T));
-    p_ = static_cast<T*>(device.allocate(bytes, shared));
+    p_ = std::static_pointer_cast<T>(device.allocate(bytes, shared));
     if (p_ == nullptr) throw Error("out of memory: ", bytes, " bytes for ", what, ", ", device.free_bytes(), " free");
   }
-  ~Buffer() {
-    if (p_ != nullptr) device_->release(p_, shared_);
-  }
-  Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept { return swap(other), *this; }
+  Buffer(Buffer&&) = default;
+  Buffer& operator=(Buffer&&) = default;
 
-  operator T*() const { return p_; }
+  operator T*() const { return p_.get(); }
   size_t count() const { return count_; }
   void upload(const T* from, size_t count, size_t at = 0) {
     check(count, at);
-    device_->upload(p_ + at, from, count * sizeof(T));
+    device_->upload(*this + at, from, count * sizeof(T));
   }
   void download(T* to, size_t count, size_t at = 0) const {
     check(count, at);
-    device_->download(to, p_ + at, count * sizeof(T));
+    device_->download(to, *this + at, count * sizeof(T));
   }
 
  private:
@@ -111,14 +107,9 @@ class Buffer {
     if (count > count_ || at > count_ - count)
       throw Error(count, " elements at ", at, " exceed the ", count_, " of ", what_);
   }
-  void swap(Buffer& other) {
-    std::swap(device_, other.device_), std::swap(count_, other.count_), std::swap(p_, other.p_),
-        std::swap(shared_, other.shared_), std::swap(what_, other.what_);
-  }
   Device* device_ = nullptr;
   size_t count_ = 0;
-  T* p_ = nullptr;
-  bool shared_ = false;
+  std::shared_ptr<T> p_;
   std::string what_;
 };
 

@@ -49,7 +49,7 @@ class Gpu : public Device {
     if (!on("LLM_WALK")) std::fill_n(calls_.walk, kTypes, nullptr);
   }
   ~Gpu() override {
-    release(between_, false);
+    (void)cudaFree(between_);
     (void)cudaStreamDestroy(stream_);
   }
 
@@ -65,15 +65,14 @@ class Gpu : public Device {
     check(cudaMemGetInfo(&free, &all));
     return free;
   }
-  void* allocate(size_t bytes, bool shared) override {
+  std::shared_ptr<void> allocate(size_t bytes, bool shared) override {
     void* p = nullptr;
     if ((shared ? cudaHostAlloc(&p, bytes, cudaHostAllocMapped) : cudaMalloc(&p, bytes)) != cudaSuccess)
       return (void)cudaGetLastError(), nullptr;
     if (shared) std::memset(p, 0, bytes);
     else check(cudaMemsetAsync(p, 0, bytes, stream_));
-    return p;
+    return {p, shared ? cudaFreeHost : cudaFree};
   }
-  void release(void* p, bool shared) override { (void)(shared ? cudaFreeHost(p) : cudaFree(p)); }
   void upload(void* to, const void* from, size_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_));
     synchronize();
