@@ -12,8 +12,7 @@ namespace {
 
 constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-constexpr const char* kSpaces =
-    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+constexpr const char* kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 // The characters of is_word() except joiners. Outside of classes \w also has the exponents and fractions of Latin-1.
 constexpr const char* kWordCharacters =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}"

@@ -55,8 +55,8 @@ std::string_view last_character(std::string_view text) {
 }
 
 bool is_space(uint32_t c) {
-  return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+  const auto category = utf8proc_category(utf8proc_int32_t(c));
+  return (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP) || (c >= 9 && c <= 13) || c == 0x85;
 }
 // \w of Rust: Alphabetic, marks, decimal digits, connectors and joiners.
 bool is_word(uint32_t c) {
