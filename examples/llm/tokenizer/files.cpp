@@ -41,14 +41,9 @@ int byte_of(const std::string& text) {
 }
 
 // A piece with spaces in place of SentencePiece's signs for them.
-std::string with_spaces(std::string_view text) {
-  std::string out;
-  while (!text.empty()) {
-    const bool sign = starts_with(text, kSign);
-    out += sign ? ' ' : text[0];
-    text.remove_prefix(sign ? std::strlen(kSign) : 1);
-  }
-  return out;
+std::string with_spaces(const std::string& text) {
+  Places none;
+  return replaced(text, {kSign}, " ", none);
 }
 
 }  // namespace
@@ -314,7 +309,7 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   }
   // Spaces become signs, and a sign is put before the text.
   normalizers_.push_back([first = file.dummy_prefix](const std::string& text, Places& places) {
-    return replaced(first ? prepended(text, kSign, places) : text, {" ", {}, {}, {}}, kSign, places);
+    return replaced(first ? prepended(text, kSign, places) : text, {" "}, kSign, places);
   });
   index_added();
 }

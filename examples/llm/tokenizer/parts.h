@@ -11,10 +11,10 @@ namespace llm {
 
 // A literal text, or a regular expression, or neither.
 struct Pattern {
-  std::string text;
-  std::shared_ptr<pcre2_code> code;
-  std::shared_ptr<pcre2_match_context> context;
-  std::shared_ptr<pcre2_jit_stack> stack;
+  std::string text{};
+  std::shared_ptr<pcre2_code> code{};
+  std::shared_ptr<pcre2_match_context> context{};
+  std::shared_ptr<pcre2_jit_stack> stack{};
 
   bool given() const { return code != nullptr || !text.empty(); }
   // Calls f(begin, end) for each match. `in` must be valid UTF-8.

@@ -229,7 +229,7 @@ std::string lowered(std::string_view text, Places& places) {
 Pattern pattern_of(const Fields& fields) {
   const Fields pattern = fields.object("pattern");
   const Pattern out =
-      pattern.has("Regex") ? regex(pattern.text("Regex"), fields.what()) : Pattern{pattern.text("String"), {}, {}, {}};
+      pattern.has("Regex") ? regex(pattern.text("Regex"), fields.what()) : Pattern{pattern.text("String")};
   if (!out.given()) fields.refuse("an empty pattern");
   return out;
 }
@@ -360,11 +360,9 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
   std::string text;
   if (!step.sign.empty()) {
     const bool marked = word[0] == ' ' || starts_with(word, step.sign);
-    if (!marked && (step.always || (step.first && first))) text = step.sign;
-    for (const char c : word) {
-      if (c == ' ') text += step.sign;
-      else text += c;
-    }
+    Places none;
+    text = replaced(std::string(word), {" "}, step.sign, none);
+    if (!marked && (step.always || (step.first && first))) text = step.sign + text;
     word = text;
   }
   if (!step.pattern.given()) return split(word, index + 1, first, out);
