@@ -40,8 +40,7 @@ Json header_of(const unsigned char* data, size_t size, const std::string& name, 
 
 }  // namespace
 
-std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
-                                                std::map<std::string, std::string>* others) {
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name) {
   static const std::map<std::string, Type> types = {{"F32", Type::f32}, {"F16", Type::f16}, {"BF16", Type::bf16}};
   uint64_t length = 0;
   const Json header = header_of(data, size, name, length);
@@ -61,7 +60,7 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
     taken.emplace_back(place[0], place[1]);
     const auto type = types.find(dtype);
     if (type == types.end()) {
-      if (others != nullptr) (*others)[item.key()] = shown(dtype);
+      out[item.key()] = {Type::f32, shape, nullptr, 0, shown(dtype)};
       continue;
     }
     int64_t bytes = bits_of(type->second) / 8;
@@ -161,23 +160,22 @@ Weights::Weights(const std::string& directory) {
     size_t size = 0;
     files_.push_back(mapped(directory + "/" + name, size));
     const auto* const data = static_cast<const unsigned char*>(files_.back().get());
-    for (auto& [tensor, value] : parse_safetensors(data, size, name, &others_)) {
+    for (auto& [tensor, value] : parse_safetensors(data, size, name)) {
       if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name))
         throw Error(name, ": ", shown(tensor), " is not listed for this file in model.safetensors.index.json");
       tensors_[tensor] = value;
     }
   }
   for (const auto& [tensor, file] : where) {
-    if (tensors_.count(tensor) == 0 && others_.count(tensor) == 0)
-      throw Error(file, ": ", shown(tensor), " is missing");
+    if (tensors_.count(tensor) == 0) throw Error(file, ": ", shown(tensor), " is missing");
   }
 }
 
 const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
-  if (const auto other = others_.find(name); other != others_.end())
-    throw Error(name, ": type ", other->second, " is not supported, only F32, F16 and BF16");
   const auto at = tensors_.find(name);
   if (at == tensors_.end()) throw Error("tensor ", name, " is missing");
+  const std::string& other = at->second.other_type;
+  if (!other.empty()) throw Error(name, ": type ", other, " is not supported, only F32, F16 and BF16");
   read_.insert(name);
   const auto text = [](const std::vector<int64_t>& s) {
     std::string out;
@@ -191,9 +189,6 @@ const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& 
 
 std::string Weights::unread() const {
   for (const auto& item : tensors_) {
-    if (read_.count(item.first) == 0) return item.first;
-  }
-  for (const auto& item : others_) {
     if (read_.count(item.first) == 0) return item.first;
   }
   return "";

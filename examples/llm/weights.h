@@ -18,12 +18,12 @@ struct Tensor {
   std::vector<int64_t> shape;
   const unsigned char* data;
   size_t bytes;
+  std::string other_type{};  // the name of another type than fp32, fp16 and bf16; then `data` is null
 };
 
 // The tensors of a file whose bytes are at `data`. What does not follow the format is refused in one line that begins
-// with `name`. Tensors of other types than fp32, fp16 and bf16 are left out and named in `others`.
-std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
-                                                std::map<std::string, std::string>* others = nullptr);
+// with `name`.
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name);
 
 // If a file or directory has a model in a known format that this program does not read, a sentence that says so;
 // otherwise empty.
@@ -46,7 +46,6 @@ class Weights {
  private:
   std::vector<std::shared_ptr<void>> files_;  // mapped into memory
   std::map<std::string, Tensor> tensors_;
-  std::map<std::string, std::string> others_;
   mutable std::set<std::string> read_;
 };
 

@@ -47,6 +47,7 @@ void use(const llm::Config& config) {
 void use(const std::map<std::string, llm::Tensor>& tensors) {
   for (const auto& item : tensors) {
     const llm::Tensor& tensor = item.second;
+    if (!tensor.other_type.empty()) continue;  // only named
     int64_t count = 1;
     for (const int64_t d : tensor.shape) count *= d;
     must(size_t(count) * size_t(llm::bits_of(tensor.type) / 8) == tensor.bytes, "a tensor has the bytes of its shape");
