@@ -203,11 +203,7 @@ class Values {
     if (sign == "==" || sign == "!=") return equal(a, b) == (sign == "==");
     const bool texts = a.kind == Value::text && b.kind == Value::text;
     if (!texts && !(is_number(a) && is_number(b))) wrong("'" + sign + "'", is_number(a) ? b : a);
-    const auto plain = [](Text t) {
-      for (char32_t& c : t) c &= kCharacter;
-      return t;
-    };
-    const int order = texts ? plain(*a.chars).compare(plain(*b.chars)) : a.n < b.n ? -1 : a.n > b.n;
+    const int order = texts ? narrow(*a.chars).compare(narrow(*b.chars)) : a.n < b.n ? -1 : a.n > b.n;
     return sign == "<" ? order < 0 : sign == "<=" ? order <= 0 : sign == ">" ? order > 0 : order >= 0;
   }
   Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
