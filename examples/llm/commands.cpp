@@ -174,28 +174,9 @@ int info(const Settings& settings, int64_t texts) {
   return 0;
 }
 
-namespace {
-
-// A part of a text that is read at once, and the first of its tokens that is scored.
-struct Window {
-  int64_t begin, end, first;
-};
-
-// Windows of `context` tokens, each `stride` tokens after the one before. A window scores only tokens that the one
-// before has not scored. halves: as in llama.cpp, windows score their second half, and a window that is not whole does
-// not count.
-std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride, bool halves) {
-  std::vector<Window> out;
-  for (int64_t begin = 0, end = 1; halves ? begin + context <= tokens : end < tokens; begin += stride) {
-    const int64_t first = halves ? begin + context / 2 + 1 : end;
-    end = std::min(tokens, begin + context);
-    out.push_back({begin, end, first});
-  }
-  return out;
-}
-
-}  // namespace
-
+// In windows of the context, each `stride` tokens after the one before. A window scores only tokens that the one before
+// has not scored. halves: as in llama.cpp, windows score their second half, and a window that is not whole does not
+// count.
 int perplexity(const Settings& settings, const std::string& file, const std::string& text, int64_t stride,
                bool halves) {
   Session session(settings);
@@ -210,32 +191,32 @@ int perplexity(const Settings& settings, const std::string& file, const std::str
   if (stride == 0) stride = std::max<int64_t>(1, context / 2);
   if (stride > context) throw Error("--stride: ", stride, " is larger than the context, ", context, " tokens");
   if (halves) stride = context;
-  const std::vector<Window> windows = windows_of(n, context, stride, halves);
-  if (windows.empty()) throw Error(file, ": ", n, " tokens, but --halves needs at least one context of ", context);
+  if (halves && n < context)
+    throw Error(file, ": ", n, " tokens, but --halves needs at least one context of ", context);
   catch_interrupts();
   double sum = 0;
   int64_t scored = 0, bytes = 0;
-  const double begin = seconds_now();
-  for (const Window& window : windows) {
-    if (interrupted()) break;
-    Tokenizer::Ids some(ids.begin() + window.begin, ids.begin() + window.end);
+  const double began = seconds_now();
+  for (int64_t begin = 0, end = 1; (halves ? begin + context <= n : end < n) && !interrupted(); begin += stride) {
+    const int64_t first = halves ? begin + context / 2 + 1 : end;  // the first token that is scored
+    end = std::min(n, begin + context);
+    Tokenizer::Ids some(ids.begin() + begin, ids.begin() + end);
     if (halves && begin_ids.size() == 1) some[0] = begin_ids[0];
     session.model->read(0, 0, some.data(), int64_t(some.size()), {}, [&](int64_t i, const float* logits) {
-      const int64_t next = window.begin + i + 1;
-      if (next < window.first || next >= window.end) return;
+      const int64_t next = begin + i + 1;
+      if (next < first || next >= end) return;
       sum += negative_log_likelihood(logits, session.config.vocabulary, ids[size_t(next)]);
       bytes += int64_t(session.tokenizer->bytes(ids[size_t(next)], true).size());
       scored += 1;
     });
     if (!std::isfinite(sum)) throw Error("the logits are not finite: the model has overflowed");
     if (ProgressLine::can_show(settings))
-      std::fputs(
-          concat("\r", window.end, " of ", n, " tokens, perplexity ", fixed(std::exp(sum / double(scored)), 4)).c_str(),
-          stderr);
+      std::fputs(concat("\r", end, " of ", n, " tokens, perplexity ", fixed(std::exp(sum / double(scored)), 4)).c_str(),
+                 stderr);
   }
   if (ProgressLine::can_show(settings)) std::fprintf(stderr, "\r");
   if (scored == 0) throw Error("interrupted before the first token was scored");
-  const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
+  const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - began;
   const bool bos = begin_ids.size() == 1;
   if (settings.json) {
     Json out = {{"perplexity", std::exp(nats)},
