@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <sstream>
 
 namespace llm {
 namespace {

@@ -1,6 +1,4 @@
 // The functions, methods, filters and tests of chat templates.
-#include <functional>
-
 #include "template/run.h"
 
 namespace llm::jinja {

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
 
 #include "tokenizer/parts.h"
 
