@@ -155,7 +155,6 @@ class Model::Loader {
     // The largest number of fp16 is 65504; numbers below 65520 are rounded to it.
     const bool codes = bits_of(out.type) < 16, half = out.type == Type::f16;
     std::atomic<float> wrong{0};
-    std::atomic<bool> packed{true};
     const auto team = kernels::cpu::Exec{model_.device_.place().threads}.team().for_work(double(part.rows * cols));
     kernels::detail::host::parallel_shares(team, part.rows, [&](int64_t begin, int64_t end) {
       std::vector<float> values(size_t(std::min(some, end - begin) * cols));
@@ -171,12 +170,10 @@ class Model::Loader {
           const float x = values[size_t(i)];
           if (std::isfinite(x) ? half && std::fabs(x) >= 65520 : codes) wrong = x;
         }
-        if (!from_floats(values.data(), n, cols, out.type, data + llm::weight_bytes(out.type, row, cols),
-                         scales + scale_bytes(out.type, row, cols)))
-          packed = false;
+        from_floats(values.data(), n, cols, out.type, data + llm::weight_bytes(out.type, row, cols),
+                    scales + scale_bytes(out.type, row, cols));
       }
     });
-    if (!packed) throw Error(name, ": cannot be packed as ", name_of(out.type));
     if (wrong == 0) return;
     if (codes) throw Error(name, ": an infinite or NaN weight cannot be quantized to ", name_of(out.type));
     throw Error(name, ": ", wrong, " is beyond the largest fp16 number, 65504; ",

@@ -63,7 +63,7 @@ size_t scale_bytes(Type type, int64_t rows, int64_t cols);
 // Converts n weights of one of the three types that files have to floats.
 void to_floats(Type type, const void* from, float* to, int64_t n);
 // Converts or quantizes `rows` x `cols` floats to weights of a type. Numbers beyond the largest one of fp16 become
-// infinite there. False if this shape cannot be packed to 4 bits.
-bool from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
+// infinite there. int4 needs a multiple of kGroup columns.
+void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
 
 }  // namespace llm
