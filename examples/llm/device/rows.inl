@@ -83,25 +83,14 @@ const char* combine(const Place& place, const Experts& e, const float* made, flo
   return reason(on::copy(exec(place), sum | k::add(k::load(static_cast<const float*>(x), cols)), k::store(x, cols), rows, cols));
 }
 
-struct Sigmoid : k::Elementwise<Sigmoid> {
-  template <class C>
-  KERNELS_HD C operator()(C x) const { return k::sigmoid(x); }
-};
-
 const char* add_gated(const Place& place, const float* gate, const float* t, float* x, int64_t rows, int64_t cols) {
-  const auto made = k::load(t, cols) | k::mul(k::per_row(gate) | Sigmoid());
+  const auto made = k::load(t, cols) | k::mul(k::per_row(gate) | k::sigmoid());
   return reason(on::copy(exec(place), made | k::add(k::load(static_cast<const float*>(x), cols)), k::store(x, cols), rows, cols));
 }
 
-struct Capped : k::Elementwise<Capped> {
-  float limit, inverse;
-  explicit Capped(float cap) : limit(cap), inverse(1 / cap) {}
-  template <class C>
-  KERNELS_HD C operator()(C x) const { return C(limit) * k::tanh(x * C(inverse)); }
-};
-
 const char* cap(const Place& place, float* t, float limit, int64_t rows, int64_t cols) {
-  return reason(on::copy(exec(place), k::load(static_cast<const float*>(t), cols) | Capped(limit), k::store(t, cols), rows, cols));
+  const auto capped = k::load(static_cast<const float*>(t), cols) | k::scale(1 / limit) | k::tanh() | k::scale(limit);
+  return reason(on::copy(exec(place), capped, k::store(t, cols), rows, cols));
 }
 
 // A sink of one column that appends the sampled token to each text, so that this needs no kernel of its own. A text
