@@ -96,7 +96,6 @@ const char* cap(const Place& place, float* t, float limit, int64_t rows, int64_t
 // A sink of one column that appends the sampled token to each text, so that this needs no kernel of its own. A text
 // that fills the context stays as it is, unless texts are endless.
 struct Behind : k::Functor {
-  static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
   Texts texts;
   int64_t first;
@@ -119,7 +118,6 @@ struct Behind : k::Functor {
 // A source of the sampled tokens, or -1 if the logit of the token is infinite: then the model has overflowed, and would
 // give this token for ever.
 struct Drawn : k::Functor {
-  static constexpr k::Role role = k::Role::source;
   static constexpr int widest = 1;
   const int32_t* tokens;
   const float* logits;
@@ -135,7 +133,6 @@ struct Drawn : k::Functor {
 
 // A sink that sets up the rows of a step with guesses from the state of the text, which only Verified changes.
 struct Guessed : k::Functor {
-  static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
   Texts texts;
   Guesses guesses;
@@ -154,7 +151,6 @@ struct Guessed : k::Functor {
 // A sink that appends tokens to the text. Every row has sampled the token that follows its own one without guesses, so
 // the text goes on up to the first guess that differs.
 struct Verified : k::Functor {
-  static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
   Behind behind;
   Guesses guesses;
