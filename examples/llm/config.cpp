@@ -88,16 +88,6 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   return rope;
 }
 
-}  // namespace
-
-std::vector<int64_t> token_ids(const Fields& fields, const char* name) {
-  const Json* const value = fields.find(name);
-  if (value == nullptr || value->is_array()) return fields.integers(name, INT64_MIN, INT64_MAX);
-  return {fields.integer(name, INT64_MIN, INT64_MAX)};
-}
-
-namespace {
-
 enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
 enum class Slides { none, all, some };  // which layers may have a window
 // An architecture, and its values of missing fields, as in the classes of transformers.
@@ -193,7 +183,7 @@ struct ConfigReader {
     c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
     activation();
     for (const Fields* from : {&fields, &outer}) {
-      for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
+      for (const int64_t id : from->token_ids("eos_token_id")) c.eos.push_back(id);
     }
   }
 

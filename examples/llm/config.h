@@ -11,8 +11,6 @@
 
 namespace llm {
 
-class Fields;
-
 struct RopeConfig {
   std::string type = "default";                    // default, linear, dynamic, llama3, yarn, longrope
   double theta = 10000, factor = 1, original = 0;  // original: positions that the model was trained for before scaling
@@ -64,8 +62,5 @@ struct Config {
 
 // Refuses by name what this program cannot compute.
 Config read_config(const Json& json);
-
-// A token id or a list of them; empty if the field is missing or null.
-std::vector<int64_t> token_ids(const Fields& fields, const char* name);
 
 }  // namespace llm

@@ -61,6 +61,12 @@ class Fields {
     for (const Json& x : *value) out.push_back(integer_of(name, x, low, high));
     return out;
   }
+  // A token id or a list of them; empty if the field is missing or null.
+  std::vector<int64_t> token_ids(const std::string& name) const {
+    const Json* const value = find(name);
+    if (value == nullptr || value->is_array()) return integers(name, INT64_MIN, INT64_MAX);
+    return {integer(name, INT64_MIN, INT64_MAX)};
+  }
   double number(const std::string& name, double low, double high, double otherwise) const {
     const Json* const value = find(name);
     if (value == nullptr) return otherwise;

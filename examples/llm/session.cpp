@@ -154,7 +154,7 @@ Session::Session(const Settings& all) : settings(all) {
 // A text ends at any token that one of the files names as an end, and at the token that ends an answer of a chat.
 void Session::find_stops() {
   std::set<int64_t> ends(config.eos.begin(), config.eos.end());
-  for (const int64_t id : token_ids(Fields(generation, "generation_config.json"), "eos_token_id")) ends.insert(id);
+  for (const int64_t id : Fields(generation, "generation_config.json").token_ids("eos_token_id")) ends.insert(id);
   if (tokenizer->eos >= 0) ends.insert(tokenizer->eos);
   if (format && format->turn_end >= 0) ends.insert(format->turn_end);
   for (const int64_t id : ends) {
