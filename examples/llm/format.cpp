@@ -43,7 +43,9 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
 
   // Added tokens that stand in the template or in what it renders count as control tokens, even if not marked special.
   variables_["add_generation_prompt"] = false;
+  std::set<int32_t> added;
   for (const Tokenizer::Added& token : tokenizer.added()) {
+    added.insert(token.id);
     if (text.find(token.text) != std::string::npos) control_.insert(token.id);
   }
   Rendered probe;
@@ -53,9 +55,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
     // A template may refuse this conversation. It will report errors for real conversations when it renders them.
   }
   variables_["add_generation_prompt"] = true;
-  std::set<int32_t> added;
-  for (const Tokenizer::Added& token : tokenizer.added()) added.insert(token.id);
-  for (const int32_t id : encode(probe)) {
+  for (const int32_t id : tokenizer.encode_mixed(probe.text, probe.plain, control_)) {
     if (added.count(id) > 0) control_.insert(id);
   }
   // The token after the answer, and perhaps spaces, is the one that ends it, if it is an added token.
@@ -67,12 +67,9 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json
   }
 }
 
-Tokenizer::Ids Format::encode(const Rendered& rendered) const {
-  return tokenizer_.encode_mixed(rendered.text, rendered.plain, control_);
-}
-
 Tokenizer::Ids Format::ids(const std::vector<Message>& messages) const {
-  return encode(template_->render(messages, variables_));
+  const Rendered rendered = template_->render(messages, variables_);
+  return tokenizer_.encode_mixed(rendered.text, rendered.plain, control_);
 }
 
 }  // namespace llm

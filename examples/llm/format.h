@@ -23,8 +23,6 @@ class Format {
   int32_t turn_end = -1;  // the token that the template writes after an answer, or -1
 
  private:
-  Tokenizer::Ids encode(const Rendered& rendered) const;
-
   const Tokenizer& tokenizer_;
   Json variables_;
   std::optional<Template> template_;
