@@ -51,12 +51,6 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
   }
 }
 
-// The same for one token in one launch, usually with the head.
-void Model::walk(const Tokens& tokens) {
-  check(walk_calls_->walk(place_, walk_, tokens, cache_of(layers_[0])));
-  if (!walk_.head) head(0, 1);
-}
-
 // norm(x); or x and the norm, which the product with w then applies itself.
 Inputs Model::normed(const Norm& norm, const Matrix& w, int64_t rows) {
   if (!norm.layer_norm && in_codes(w, rows)) return encoded({x_, &norm}, w, rows);
@@ -188,12 +182,10 @@ void Model::step(int64_t longest) {
     const int64_t n = options_.sequences;
     text_ = 0;
     const Tokens tokens{n, 1, last_ids_, last_positions_, nullptr, last_lengths_, recorded_for_, last_kept_};
-    if (walk_calls_ != nullptr) {
-      walk(tokens);
-    } else {
-      layers(tokens);
-      head(0, n);
-    }
+    // All layers in one launch, usually with the head, or call by call.
+    if (walks()) check(walk_calls_->walk(place_, walk_, tokens, cache_of(layers_[0])));
+    else layers(tokens);
+    if (!walks() || !walk_.head) head(0, n);
     choose_next(0, n);
   });
 }

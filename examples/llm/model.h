@@ -121,7 +121,6 @@ class Model {
   void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
   void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens, const Progress& progress = {});
-  void walk(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
   void check(const char* why) const {
     if (why != nullptr) throw Error(why);
