@@ -102,11 +102,9 @@ class Model {
   };
   class Loader;
 
-  int64_t inside() const;
   void check_options();
   size_t workspace_bytes() const;
   size_t decoded_bytes() const;
-  size_t code_bytes() const;
   void plan_memory();
   std::string helps() const;
   void allocate(bool only_plan);

@@ -24,11 +24,6 @@ std::string Plan::changes() const {
   return out;
 }
 
-// Inner columns of a feed-forward layer; with experts, of all experts of a token together.
-int64_t Model::inside() const {
-  return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
-}
-
 // int8 adds a scale for each head.
 size_t Model::key_bytes() const {
   const int64_t head = config_.head_dim * bits_of(cache_type_) / 8 + (cache_type_ == Type::i8 ? 4 : 0);
@@ -51,12 +46,6 @@ size_t Model::decoded_bytes() const {
   if (calls == nullptr || options_.batch_invariant || calls->decodes_from == 0 || rows_ < calls->decodes_from) return 0;
   const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim, feed = 2 * std::max(c.inner, c.shared_inner);
   return size_t(std::max(qkv, feed)) * size_t(c.hidden) * 2;
-}
-
-// Where the inputs of any product fit in 8 bits, with a scale for each row.
-size_t Model::code_bytes() const {
-  const int64_t widest = std::max({config_.hidden, config_.heads * config_.head_dim, inside()});
-  return options_.inputs < 0 ? 0 : size_t(rows_) * (size_t(widest) + sizeof(float));
 }
 
 // Plans the memory of keys and values and of activations. Without --context there are as many tokens as have room.
@@ -131,6 +120,10 @@ void Model::allocate(bool only_plan) {
   const Config& c = config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_,
                 texts = options_.sequences, guesses = options_.guesses + 1, a = bits_of(device_.rows().activations) / 8;
+  // Inner columns of a feed-forward layer; with experts, of all experts of a token together.
+  const int64_t inside = std::max({c.inner, c.shared_inner, c.experts_per_token * c.expert_inner});
+  // The bytes of a row of any product's inputs in 8 bits, with its scale.
+  const int64_t codes = options_.inputs < 0 ? 0 : std::max({c.hidden, nq, inside}) + int64_t(sizeof(float));
   const auto make_of = [&](size_t& sum, auto& buffer, int64_t count, const char* what, bool shared = false) {
     sum += size_t(count) * sizeof(*buffer);
     if (!only_plan) buffer = std::decay_t<decltype(buffer)>(device_, count, what, shared);
@@ -156,7 +149,7 @@ void Model::allocate(bool only_plan) {
   make(lengths_, 2);
   make(x_, rows_ * c.hidden), make(t_, rows_ * c.hidden), make(y_, rows_ * c.hidden * a);
   make(raw_, rows_ * (nq + 2 * nk));
-  make(q_, rows_ * nq * a), make(o_, rows_ * nq * a), make(h_, rows_ * inside() * a);
+  make(q_, rows_ * nq * a), make(o_, rows_ * nq * a), make(h_, rows_ * inside * a);
   make(logits_, logit_rows_ * c.vocabulary), make(chosen_, logit_rows_);
   for (auto* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_}) make(*buffer, texts);
   make(seeds_, texts), make(steps_, texts), make(history_, texts * context());
@@ -173,7 +166,7 @@ void Model::allocate(bool only_plan) {
     experts_ = {c.experts, c.experts_per_token, c.shares_add_to_one, expert_ids_, offsets_,
                 order_,    places_by_expert_,   router_logits_,      shares_};
   }
-  make(room_, int64_t(workspace_bytes())), make(codes_, int64_t(code_bytes()), "codes of inputs");
+  make(room_, int64_t(workspace_bytes())), make(codes_, rows_ * codes, "codes of inputs");
   make(decoded_, int64_t(decoded_bytes()), "decoded weights");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
     make(frequencies_[i], c.rotary_dim / 2);
