@@ -129,9 +129,7 @@ struct ConfigReader {
   const bool is_moe = kind == mixtral || kind == qwen2_moe || kind == qwen3_moe,
              is_qwen = kind == qwen2 || kind == qwen3 || kind == qwen2_moe || kind == qwen3_moe;
   int64_t layers = 0;
-  Config c;
-
-  explicit ConfigReader(const Json& from) : json(from) {}
+  Config c{};
 
   Config all() {
     if (type.empty()) outer.refuse("model_type", "missing");
@@ -359,7 +357,7 @@ struct ConfigReader {
 
 }  // namespace
 
-Config read_config(const Json& json) { return ConfigReader(json).all(); }
+Config read_config(const Json& json) { return ConfigReader{json}.all(); }
 
 std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const {
   namespace k = kernels;
