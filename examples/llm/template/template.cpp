@@ -1,20 +1,5 @@
 #include "template/run.h"
 
-namespace llm::jinja {
-namespace {
-
-Value value_of(const Json& json) {
-  if (json.is_boolean()) return Value::of(json.get<bool>());
-  if (json.is_string()) return Value::of(wide(json.get<std::string>()));
-  if (json.is_null()) return Value::of(Value::none);
-  const bool huge = json.is_number_unsigned() && json.get<uint64_t>() > uint64_t(INT64_MAX);
-  if (json.is_number_integer() && !huge) return Value::of(Value::integer, json.get<int64_t>());
-  throw Error("a chat template variable is not true, false, null, an integer or a string");
-}
-
-}  // namespace
-}  // namespace llm::jinja
-
 namespace llm {
 
 Template::Template(std::string_view source) : root_(jinja::parsed(source)) {}
@@ -33,6 +18,14 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
     list.push_back(run.dict_of({{U"role", role}, {U"content", content}}));
   }
   run.set("messages", run.list_of(std::move(list)));
+  const auto value_of = [](const Json& json) {
+    if (json.is_boolean()) return Value::of(json.get<bool>());
+    if (json.is_string()) return Value::of(wide(json.get<std::string>()));
+    if (json.is_null()) return Value::of(Value::none);
+    const bool huge = json.is_number_unsigned() && json.get<uint64_t>() > uint64_t(INT64_MAX);
+    if (json.is_number_integer() && !huge) return Value::of(Value::integer, json.get<int64_t>());
+    throw Error("a chat template variable is not true, false, null, an integer or a string");
+  };
   for (const auto& item : variables.items()) run.set(item.key(), value_of(item.value()));
   Text text;
   run.run(*root_, text);
