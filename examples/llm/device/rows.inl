@@ -4,25 +4,20 @@
 
 namespace {
 
-// f(pointer to the table's elements), for the types that embeddings may have.
-template <class F>
-const char* with_table(const Matrix& table, const F& f) {
-  switch (table.type) {
-    case Type::f32: return f(static_cast<const float*>(table.data));
-    case Type::f16: return f(static_cast<const k::half*>(table.data));
-    case Type::bf16: return f(static_cast<const k::bfloat16*>(table.data));
-    default: return "the embedding is not fp32, fp16 or bf16";
-  }
-}
-
 const char* embed(const Place& place, const Tokens& tokens, const Matrix& table, float factor, const Matrix& places, float* x) {
-  return with_table(table, [&](auto* words) {
+  const auto copy = [&](auto* words) {
     const auto rows = k::embed(k::load(words, table.cols), tokens.ids, table.rows) | k::scale(factor);
     const auto out = k::store(x, table.cols);
     if (!places) return reason(on::copy(exec(place), rows, out, tokens.rows(), table.cols));
     const auto where = k::embed(k::load(static_cast<decltype(words)>(places.data), table.cols), tokens.positions, places.rows);
     return reason(on::copy(exec(place), rows | k::add(where), out, tokens.rows(), table.cols));
-  });
+  };
+  switch (table.type) {
+    case Type::f32: return copy(static_cast<const float*>(table.data));
+    case Type::f16: return copy(static_cast<const k::half*>(table.data));
+    case Type::bf16: return copy(static_cast<const k::bfloat16*>(table.data));
+    default: return "the embedding is not fp32, fp16 or bf16";
+  }
 }
 
 const char* norm(const Place& place, const float* x, const Norm& by, void* y, int64_t rows, int64_t cols) {
