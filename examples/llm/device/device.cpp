@@ -2,12 +2,10 @@
 // as CALLS(type, name), the best last.
 #include "device/device.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-#if defined(__linux__)
 #include <malloc.h>
 #include <sched.h>
-#endif
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <kernels/cpu/exec.h>
 #include <algorithm>
@@ -169,7 +167,6 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
 int threads_of(int given) {
   if (given > 0) return given;
   const int most = kernels::cpu::Exec{}.threads();
-#if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return most;
   std::vector<int> cpus;
@@ -182,9 +179,7 @@ int threads_of(int given) {
     std::getline(std::ifstream(name), list);
     return list;
   });
-  if (cores > 0) return std::min(cores, most);
-#endif
-  return most;
+  return cores > 0 ? std::min(cores, most) : most;
 }
 
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
