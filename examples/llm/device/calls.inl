@@ -1,11 +1,6 @@
 // What rows.inl, products.inl and attend.inl share. `on`, kActivations, kCaches, exec() and policy() come from cpu.cpp
 // or gpu.cu.
 
-#define LLM_TRY(call) \
-  do { \
-    if (const char* llm_why = (call)) return llm_why; \
-  } while (false)
-
 namespace {
 
 using A = Element<kActivations>;

@@ -69,8 +69,8 @@ const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads,
 
 const char* route(const Place& place, const Experts& e, int64_t rows) {
   const k::RouterShape shape{rows, e.count, e.per_token};
-  LLM_TRY(reason(on::route(exec(place), k::load(static_cast<const float*>(e.logits), e.count), e.ids, e.shares, shape, k::Router{}.renormalize(e.shares_add_to_one))));
-  return reason(on::sort_by_expert(exec(place), e.ids, {e.offsets, e.order, e.places}, shape));
+  const k::Status routed = on::route(exec(place), k::load(static_cast<const float*>(e.logits), e.count), e.ids, e.shares, shape, k::Router{}.renormalize(e.shares_add_to_one));
+  return reason(routed ? on::sort_by_expert(exec(place), e.ids, {e.offsets, e.order, e.places}, shape) : routed);
 }
 
 const char* combine(const Place& place, const Experts& e, const float* made, float* x, int64_t rows, int64_t cols) {
@@ -161,17 +161,17 @@ struct Verified : k::Functor {
   }
 };
 
-const char* draw(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, int32_t* chosen, int64_t count, const uint64_t* seeds, const uint64_t* steps,
-                 const int32_t* history, int64_t ld, const int32_t* lengths) {
+k::Status draw(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, int32_t* chosen, int64_t count, const uint64_t* seeds, const uint64_t* steps,
+               const int32_t* history, int64_t ld, const int32_t* lengths) {
   auto options = k::Sampling{}.temperature(how.temperature).top_k(how.top_k).top_p(how.top_p).min_p(how.min_p).seed(seeds, 1).step(steps, 1);
   if (how.repetition_penalty != 1) options.repetition_penalty(how.repetition_penalty).previous(history, ld, lengths);
-  return reason(on::sample(exec(place), k::load(logits, vocabulary), chosen, count, tokens, options));
+  return on::sample(exec(place), k::load(logits, vocabulary), chosen, count, tokens, options);
 }
 
 const char* choose(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, int64_t first, int64_t count) {
-  LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen + first, count, texts.seeds + first, texts.steps + first, texts.history + first * texts.context, texts.context,
-               texts.kept + first));
-  return reason(on::copy(exec(place), Drawn(texts.chosen + first, logits, vocabulary), Behind(texts, first), count, 1));
+  const k::Status drawn = draw(place, how, logits, vocabulary, tokens, texts.chosen + first, count, texts.seeds + first, texts.steps + first, texts.history + first * texts.context, texts.context,
+                               texts.kept + first);
+  return reason(drawn ? on::copy(exec(place), Drawn(texts.chosen + first, logits, vocabulary), Behind(texts, first), count, 1) : drawn);
 }
 
 const char* guess(const Place& place, const Texts& texts, const Guesses& guesses) {
@@ -179,9 +179,9 @@ const char* guess(const Place& place, const Texts& texts, const Guesses& guesses
 }
 
 const char* verify(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, const Guesses& guesses) {
-  LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen, guesses.rows, guesses.seeds, guesses.steps, texts.history, 0, guesses.lengths));
+  const k::Status sampled = draw(place, how, logits, vocabulary, tokens, texts.chosen, guesses.rows, guesses.seeds, guesses.steps, texts.history, 0, guesses.lengths);
   const Drawn drawn(texts.chosen, logits, vocabulary);
-  return reason(on::copy(exec(place), drawn, Verified(texts, guesses, drawn), 1, 1));
+  return reason(sampled ? on::copy(exec(place), drawn, Verified(texts, guesses, drawn), 1, 1) : sampled);
 }
 
 }  // namespace
