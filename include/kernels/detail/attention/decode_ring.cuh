@@ -257,8 +257,8 @@ class DecodeRing {
     if constexpr (!scaled) prefetch_table(size);
   }
   // Prefetches into L1 the page table entries of keys some steps ahead: a load from beyond L1 would be queued behind
-  // the copies of keys and values (e4m3, pages of 16, 64 x 4,096 keys: 139.4 instead of 142.5 us, 8 x 4,096 25.2 instead
-  // of 26.9; H200). With scales as well, int8 took up to 6 % longer.
+  // the copies of keys and values. e4m3 in pages of 16, H200: 64 x 4,096 keys 139.4 instead of 142.5 us, 8 x 4,096 25.2
+  // instead of 26.9. With scales, int8 took up to 6 % longer.
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
     // Nobody reads these. If all copies of a warp went to one address, racecheck would call each an error. With an
     // address for each stage, it warns of the first few, and reports errors for sequences of a few keys.
