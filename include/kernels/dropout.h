@@ -52,7 +52,7 @@ class Dropout : public Functor {
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
     // The blocks that N numbers span, plus one more if they do not begin at a block.
     constexpr int blocks = (N + 3) / 4;
-    const uint64_t first = uint64_t(row) * (uint64_t(ld_ + 3) / 4) + uint64_t(col) / 4;
+    const uint64_t first = uint64_t(row) * ((uint64_t(ld_) + 3) / 4) + uint64_t(col) / 4;
     const int skipped = int(col & 3);
     uint32_t words[4 * blocks + 4] = {};
     KERNELS_UNROLL

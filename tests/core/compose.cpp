@@ -1,6 +1,7 @@
 // What functors are and how they fit together: roles, operator|, pack widths, argument checks, users' own functors and
 // those in OneFlow's form.
 #include <kernels/functor.h>
+#include <kernels/weights.h>
 
 #include <cmath>
 #include <cstring>
@@ -489,6 +490,11 @@ TEST_CASE("wrong arguments are refused, with the functor's name") {
   CHECK(reason(k::cycle(k::row(none), 2)) == "the pointer to a vector is null");
   CHECK(reason(k::cycle(k::load(x, huge), 1), 1000) == "ok");  // only the rows of one period are read
   CHECK(reason(k::cycle(k::load(x, huge), 2), 1000) == "load: rows x row stride exceeds 64 bits");
+  CHECK(reason(k::repeated(k::load(x, 8), 0)) == "repeated: the number of times is less than 1");
+  for (const int64_t times : {int64_t(1), int64_t(4), int64_t(5), std::numeric_limits<int64_t>::max()})
+    CHECK(reason(k::repeated(k::load(none, 8), times)) == "load: the pointer is null");
+  CHECK(reason(k::repeated(k::load(x, huge), 4), 4) == "ok");
+  CHECK(reason(k::repeated(k::load(x, huge), 4), 5) == "load: rows x row stride exceeds 64 bits");
   CHECK(reason(k::causal(0, 4)) == "causal: q_len is less than 1");
   CHECK(reason(k::causal(1, -1)) == "causal: kv_len is negative");
   CHECK(reason(k::causal(4, 0)) == "ok");

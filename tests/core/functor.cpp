@@ -255,6 +255,12 @@ TEST_CASE("causal: the last query sees every key") {
                    [&](int64_t r, int64_t c) { return c <= r % q_len + kv_len - q_len ? x.value(r, c) : -kInf; });
     }
   }
+  // Numbers whose sum would exceed 64 bits.
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  check_source("causal: more keys than there can be", k::load(x.data(), x.ld()) | k::causal(3, most),
+               [&](int64_t r, int64_t c) { return x.value(r, c); });
+  check_source("causal: more queries than there can be", k::load(x.data(), x.ld()) | k::causal(most, 0),
+               [&](int64_t, int64_t) { return -kInf; });
 }
 
 // ---- sinks and tee -------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Repeated : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     if (times_ < 1) return invalid("repeated: the number of times is less than 1");
-    return detail::check_of(source_, (rows + times_ - 1) / times_, cols);
+    return detail::check_of(source_, detail::rows_for(rows, times_), cols);
   }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row / times_, col); }
@@ -102,7 +102,7 @@ class Gathered : public Functor {
     if (top_k_ > INT32_MAX) return invalid("gathered: top_k exceeds 2^31 - 1");
     KERNELS_TRY(detail::check_pointer(order_, "gathered: the pointer to the order is null",
                                       "gathered: the pointer to the order is not aligned for 32-bit numbers"));
-    return detail::check_of(source_, (rows + top_k_ - 1) / top_k_, cols);
+    return detail::check_of(source_, detail::rows_for(rows, top_k_), cols);
   }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }

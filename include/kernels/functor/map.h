@@ -301,7 +301,7 @@ struct Causal : Functor {
   }
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
-    const int64_t last = row % q_len + kv_len - q_len;
+    const int64_t last = kv_len - (q_len - row % q_len);
     Pack<C, N> out;
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) out.v[i] = col + i <= last ? v.v[i] : -infinity<C>();

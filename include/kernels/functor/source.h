@@ -33,6 +33,9 @@ bool rows_overflow(int64_t rows, int64_t ld) {
   return ld > 0 && rows > limit / ld;
 }
 
+// How many rows give `rows` rows if each gives `times`.
+constexpr int64_t rows_for(int64_t rows, int64_t times) { return rows / times + (rows % times != 0); }
+
 }  // namespace detail
 
 // For a max_pack() of your own: the widest pack that an address and a row stride allow, in elements, up to 16 bytes by
