@@ -511,6 +511,18 @@ TEST_CASE("wrong arguments are refused, with the functor's name") {
   CHECK(reason(k::scale(2)) == "ok");
 }
 
+TEST_CASE("weights of experts whose rows exceed 64 bits are refused") {
+  const int32_t ids[4] = {};
+  constexpr int64_t huge = std::numeric_limits<int64_t>::max() / 4;
+  const auto w = k::load(x, 0);
+  CHECK(reason(k::experts(w, ids, 4, huge)) == "ok");
+  CHECK(reason(k::experts(w, ids, 4, huge + 1)) == "experts: the rows of all experts exceed 64 bits");
+  CHECK(reason(k::mixed(w, ids, x, 2, 4, 4, huge)) == "ok");
+  CHECK(reason(k::mixed(w, ids, x, 2, 4, 4, huge + 1)) == "mixed: the rows of all experts exceed 64 bits");
+  CHECK(reason(k::mixed(w, ids, x, 4, 4, 2 * (huge + 1) + 2, 4)) == "mixed: K is not top_k x cols");
+  CHECK(reason(k::mixed(w, ids, x, 3, 4, 2, 4)) == "mixed: K is not top_k x cols");
+}
+
 TEST_CASE("a composition is refused for the first of its wrong parts") {
   float* none = nullptr;
   const auto in = k::load(x, 8);

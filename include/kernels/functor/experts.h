@@ -22,6 +22,7 @@ class Experts : public Functor {
                                       "experts: the pointer to the ids is not aligned for its elements"));
     if (experts_ < 1) return invalid("experts: the number of experts is less than 1");
     if (rows != n_) return invalid("experts: an expert's rows are not N");
+    if (n_ > INT64_MAX / experts_) return invalid("experts: the rows of all experts exceed 64 bits");
     return detail::check_of(source_, n_ * experts_, cols);
   }
   KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, greater<int64_t>(ids_[token], 0) * n_}; }
@@ -166,7 +167,8 @@ class Mixed : public Functor {
     if (top_k_ < 1) return invalid("mixed: top_k is less than 1");
     if (cols_ < 0) return invalid("mixed: cols is negative");
     if (rows != n_) return invalid("mixed: an expert's rows are not N");
-    if (cols != top_k_ * cols_) return invalid("mixed: K is not top_k x cols");
+    if (n_ > INT64_MAX / experts_) return invalid("mixed: the rows of all experts exceed 64 bits");
+    if (cols % top_k_ != 0 || cols / top_k_ != cols_) return invalid("mixed: K is not top_k x cols");
     return detail::check_of(source_, n_ * experts_, cols_);
   }
 
