@@ -523,6 +523,18 @@ TEST_CASE("weights of experts whose rows exceed 64 bits are refused") {
   CHECK(reason(k::mixed(w, ids, x, 3, 4, 2, 4)) == "mixed: K is not top_k x cols");
 }
 
+TEST_CASE("stacked and apart: parts that exceed 64 bits together do not add up to a small number") {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  const auto w = k::load(x, 0);
+  CHECK(reason(k::stacked(w, 3, w, 0, w, 1)) == "ok");
+  CHECK(reason(k::stacked(w, 3, w, -1, w, 2)) == "stacked: a number of rows is negative");
+  CHECK(reason(k::stacked(w, 3, w, std::numeric_limits<int64_t>::min())) == "stacked: a number of rows is negative");
+  CHECK(reason(k::stacked(w, most, w, most, w, 6)) == "stacked: the numbers of rows do not add up to N");
+  const auto out = k::store(y, 8);
+  CHECK(reason(k::apart(out, 3, out, 5)) == "ok");
+  CHECK(reason(k::apart(out, most, out, most, out, 10)) == "apart: the numbers of columns do not add up to N");
+}
+
 TEST_CASE("a composition is refused for the first of its wrong parts") {
   float* none = nullptr;
   const auto in = k::load(x, 8);

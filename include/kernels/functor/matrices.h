@@ -286,7 +286,14 @@ struct Sections {
     }
     return f(parts[i], i == 0 ? int64_t(0) : bounds[i]);
   }
-  int64_t size(int i) const { return bounds[i + 1] - bounds[i]; }
+  int64_t size(int i) const { return int64_t(uint64_t(bounds[i + 1]) - uint64_t(bounds[i])); }
+  // Whether the parts together are that large. A sum of sizes that exceeds 64 bits is less than one of its parts.
+  bool add_up_to(int64_t n) const {
+    for (int i = 0; i < kParts; ++i) {
+      if (bounds[i + 1] < bounds[i]) return false;
+    }
+    return bounds[kParts] == n;
+  }
   Status check(const char* negative) const {
     for (int i = 0; i < kParts; ++i) {
       if (size(i) < 0) return invalid(negative);
@@ -300,7 +307,8 @@ template <class Part, size_t... kIndex, class... All>
 Sections<Part, int(sizeof...(kIndex))> sections_of(std::index_sequence<kIndex...>, const std::tuple<All...>& all) {
   Sections<Part, int(sizeof...(kIndex))> out{{std::get<2 * kIndex>(all)...},
                                              {0, static_cast<int64_t>(std::get<2 * kIndex + 1>(all))...}};
-  for (size_t i = 1; i <= sizeof...(kIndex); ++i) out.bounds[i] += out.bounds[i - 1];
+  for (size_t i = 1; i <= sizeof...(kIndex); ++i)
+    out.bounds[i] = int64_t(uint64_t(out.bounds[i]) + uint64_t(out.bounds[i - 1]));
   return out;
 }
 template <class... All>
@@ -337,7 +345,7 @@ class Stacked : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(sections_.check("stacked: a number of rows is negative"));
-    if (rows != sections_.bounds[kParts]) return invalid("stacked: the numbers of rows do not add up to N");
+    if (!sections_.add_up_to(rows)) return invalid("stacked: the numbers of rows do not add up to N");
     for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.size(i), cols));
     for (int i = 1; i < kParts && detail::is_paired<S>::value; ++i) {
       if (sections_.bounds[i] % 8 != 0)
@@ -459,7 +467,7 @@ class Apart : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(sections_.check("apart: a number of columns is negative"));
-    if (cols != sections_.bounds[kParts]) return invalid("apart: the numbers of columns do not add up to N");
+    if (!sections_.add_up_to(cols)) return invalid("apart: the numbers of columns do not add up to N");
     for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], rows, sections_.size(i)));
     return {};
   }
