@@ -55,11 +55,12 @@ class QuantizeBy : public Functor {
   int max_pack() const { return lesser(detail::aligned_pack(q_, ld_, widest), scales_.group()); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_codes(q_, ld_, rows, cols));
-    return scales_.check(
+    KERNELS_TRY(scales_.check(
         "quantize: the pointer to scales is null", "quantize: the pointer to scales is not aligned for its elements",
         "quantize: the pointer to zeros is null", "quantize: the pointer to zeros is not aligned for its elements",
         "quantize: the group or block size is not a power of two",
-        "quantize: the row stride of the scales is negative");
+        "quantize: the row stride of the scales is negative"));
+    return scales_.overflow(rows) ? invalid("quantize: rows x row stride of the scales exceeds 64 bits") : Status{};
   }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 

@@ -1,7 +1,7 @@
 // What functors are and how they fit together: roles, operator|, pack widths, argument checks, users' own functors and
 // those in OneFlow's form.
 #include <kernels/functor.h>
-#include <kernels/weights.h>
+#include <kernels/quantize.h>
 
 #include <cmath>
 #include <cstring>
@@ -533,6 +533,25 @@ TEST_CASE("stacked and apart: parts that exceed 64 bits together do not add up t
   const auto out = k::store(y, 8);
   CHECK(reason(k::apart(out, 3, out, 5)) == "ok");
   CHECK(reason(k::apart(out, most, out, most, out, 10)) == "apart: the numbers of columns do not add up to N");
+}
+
+TEST_CASE("scales whose rows exceed 64 bits are refused") {
+  constexpr int64_t huge = std::numeric_limits<int64_t>::max() / 4;
+  const double wide = 0;
+  const auto codes = k::load(static_cast<const int8_t*>(q), 8);
+  const auto in_groups = [&](int64_t ld) { return k::group_scales(x, ld, 8); };
+  const std::string too_far = "rows x row stride of the scales exceeds 64 bits";
+  CHECK(reason(k::dequant(codes, in_groups(huge)), 1) == "ok");
+  CHECK(reason(k::dequant(codes, in_groups(huge)), 2) == "dequant: " + too_far);
+  CHECK(reason(k::dequant(codes, in_groups(huge / 4))) == "ok");
+  CHECK(reason(k::dequant(codes, in_groups(huge / 4 + 1))) == "dequant: " + too_far);
+  CHECK(reason(k::dequant(codes, k::block_scales(x, huge, 8)), 8) == "ok");
+  CHECK(reason(k::dequant(codes, k::block_scales(x, huge, 8)), 9) == "dequant: " + too_far);
+  CHECK(reason(k::dequant(codes, in_groups(huge / 4).zeros(q))) == "ok");
+  CHECK(reason(k::dequant(codes, in_groups(huge / 4).zeros(&wide))) == "dequant: " + too_far);
+  CHECK(reason(k::quantize(q, 8, in_groups(huge / 4))) == "ok");
+  CHECK(reason(k::quantize(q, 8, in_groups(huge / 4 + 1))) == "quantize: " + too_far);
+  CHECK(reason(k::quantize(q, 8, k::tensor_scale(x)), 4) == "ok");
 }
 
 TEST_CASE("a composition is refused for the first of its wrong parts") {

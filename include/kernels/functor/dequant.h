@@ -33,8 +33,14 @@ class Scales {
   KERNELS_HD const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
   KERNELS_HD const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
 
+  // Whether the scales or zero points of so many rows span more than 63 bits of bytes.
+  bool overflow(int64_t rows) const {
+    const int64_t of_scales = rows > 0 ? ((rows - 1) >> row_log2_) + 1 : 0;
+    return detail::rows_overflow<T>(of_scales, ld_) || (has_zeros && detail::rows_overflow<Zero>(of_scales, ld_));
+  }
   // Overlapping rows of scales are taken for a mistake, except a single row for all.
   Status check_rows(int64_t rows, int64_t cols) const {
+    if (overflow(rows)) return invalid("dequant: rows x row stride of the scales exceeds 64 bits");
     if (ld_ == 0 || (rows - 1) >> row_log2_ < 1 || cols < 1 || ld_ > (cols - 1) >> col_log2_) return {};
     return invalid("dequant: the row stride of the scales is smaller than the number of groups in a row");
   }
