@@ -332,7 +332,8 @@ class Qkv : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     if (counts_[0] < 0 || counts_[1] < 0 || counts_[2] < 0) return invalid("qkv: a number of columns is negative");
-    if (cols != counts_[0] + counts_[1] + counts_[2]) return invalid("qkv: the numbers of columns do not add up to N");
+    if (counts_[0] > cols || counts_[1] > cols - counts_[0] || counts_[2] != cols - counts_[0] - counts_[1])
+      return invalid("qkv: the numbers of columns do not add up to N");
     KERNELS_TRY(detail::check_of(q_, rows, counts_[0]));
     KERNELS_TRY(detail::check_of(k_, rows, counts_[1]));
     return detail::check_of(v_, rows, counts_[2]);

@@ -1,5 +1,6 @@
 // What functors are and how they fit together: roles, operator|, pack widths, argument checks, users' own functors and
 // those in OneFlow's form.
+#include <kernels/append.h>
 #include <kernels/functor.h>
 #include <kernels/quantize.h>
 
@@ -523,7 +524,7 @@ TEST_CASE("weights of experts whose rows exceed 64 bits are refused") {
   CHECK(reason(k::mixed(w, ids, x, 3, 4, 2, 4)) == "mixed: K is not top_k x cols");
 }
 
-TEST_CASE("stacked and apart: parts that exceed 64 bits together do not add up to a small number") {
+TEST_CASE("stacked, apart and qkv: parts that exceed 64 bits together do not add up to a small number") {
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
   const auto w = k::load(x, 0);
   CHECK(reason(k::stacked(w, 3, w, 0, w, 1)) == "ok");
@@ -533,6 +534,9 @@ TEST_CASE("stacked and apart: parts that exceed 64 bits together do not add up t
   const auto out = k::store(y, 8);
   CHECK(reason(k::apart(out, 3, out, 5)) == "ok");
   CHECK(reason(k::apart(out, most, out, most, out, 10)) == "apart: the numbers of columns do not add up to N");
+  CHECK(reason(k::qkv(out, 3, out, 0, out, 5)) == "ok");
+  CHECK(reason(k::qkv(out, 3, out, 0, out, -5)) == "qkv: a number of columns is negative");
+  CHECK(reason(k::qkv(out, most, out, most, out, 10)) == "qkv: the numbers of columns do not add up to N");
 }
 
 TEST_CASE("scales whose rows exceed 64 bits are refused") {
