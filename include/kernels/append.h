@@ -124,9 +124,10 @@ class Append : public Functor {
       return invalid("append: the columns are more or fewer heads of head_dim than nhd() or hnd() was told of");
     KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
     KERNELS_TRY(where_.fits(tensor_.positions()));
-    const bool ring_fits =
-        !std::is_same<Where, Dense>::value || tensor_.positions() < 0 || at_.ring_capacity() <= tensor_.positions();
-    if (!ring_fits) return invalid("append: the ring has more positions than nhd() or hnd() was told of");
+    if (lesser(at_.ring_capacity(), kMostKeys) > where_.most_positions(tensor_.positions()))
+      return invalid(std::is_same<Where, Paged>::value
+                         ? "append: the ring has more positions than a row of the page table"
+                         : "append: the ring has more positions than nhd() or hnd() was told of");
     return {};
   }
   const Tensor& tensor() const { return tensor_; }

@@ -539,6 +539,25 @@ TEST_CASE("stacked, apart and qkv: parts that exceed 64 bits together do not add
   CHECK(reason(k::qkv(out, most, out, most, out, 10)) == "qkv: the numbers of columns do not add up to N");
 }
 
+TEST_CASE("a ring with more positions than its view has is refused") {
+  const int32_t at[4] = {}, table[4] = {}, lengths[4] = {};
+  const auto tensor = k::nhd(y, 4, 1, 8);
+  const auto to = [&](const auto& kv, int64_t capacity) {
+    return reason(k::append_keys(kv, k::AppendAt(at).ring(capacity, 1, lengths), 8));
+  };
+  const auto dense = k::dense_kv(tensor, tensor, lengths);
+  CHECK(to(dense, 4) == "ok");
+  CHECK(to(dense, 5) == "append: the ring has more positions than nhd() or hnd() was told of");
+  const auto paged = k::paged_kv(tensor, tensor, k::pages(table, 3, 4), lengths);
+  CHECK(to(paged, 12) == "ok");
+  CHECK(to(paged, 13) == "append: the ring has more positions than a row of the page table");
+  // Where the host does not know how many there are.
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  CHECK(to(k::paged_kv(tensor, tensor, k::pages(table, 0, 4), lengths), most) == "ok");
+  const auto any = k::strided(y, 32, 8, 8);
+  CHECK(to(k::dense_kv(any, any, lengths), most) == "ok");
+}
+
 TEST_CASE("scales whose rows exceed 64 bits are refused") {
   constexpr int64_t huge = std::numeric_limits<int64_t>::max() / 4;
   const double wide = 0;
