@@ -116,6 +116,7 @@ class Rope : public Functor {
       return invalid("rope: columns are no whole heads of a multiple of 8");
     if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0)
       return invalid("rope: rotary_dim is odd, or larger than a head");
+    if (!(amplitude_ - amplitude_ == 0)) return invalid("rope: the amplitude is not finite");
     return {};
   }
 

@@ -3,6 +3,7 @@
 #include <kernels/append.h>
 #include <kernels/functor.h>
 #include <kernels/quantize.h>
+#include <kernels/rope.h>
 
 #include <cmath>
 #include <cstring>
@@ -537,6 +538,14 @@ TEST_CASE("stacked, apart and qkv: parts that exceed 64 bits together do not add
   CHECK(reason(k::qkv(out, 3, out, 0, out, 5)) == "ok");
   CHECK(reason(k::qkv(out, 3, out, 0, out, -5)) == "qkv: a number of columns is negative");
   CHECK(reason(k::qkv(out, most, out, most, out, 10)) == "qkv: the numbers of columns do not add up to N");
+}
+
+TEST_CASE("an amplitude of rope that is not finite is refused") {
+  const int32_t at[4] = {};
+  const auto by = [&](float a) { return reason(k::load(x, 8) | k::Rope(at, x, 8).amplitude(a)); };
+  CHECK(by(1.5f) == "ok");
+  CHECK(by(0) == "ok");
+  for (const float wrong : {INFINITY, -INFINITY, NAN}) CHECK(by(wrong) == "rope: the amplitude is not finite");
 }
 
 TEST_CASE("a ring with more positions than its view has is refused") {
