@@ -75,6 +75,15 @@ struct KvSlot {
   int64_t block, place, count;
 };
 
+namespace detail {
+// The product of sizes, or kTooFar if it exceeds 64 bits. If one is negative, it is negative.
+constexpr int64_t kTooFar = INT64_MIN;
+constexpr int64_t stride_of(int64_t a, int64_t b) {
+  if (a < 0 || b < 0) return a == kTooFar || b == kTooFar ? kTooFar : -1;
+  return b > 0 && a > INT64_MAX / b ? kTooFar : a * b;
+}
+}  // namespace detail
+
 // ---- tensors -------------------------------------------------------------------------------------------------------
 
 // T: the type that p points to, const or not. Format: Int4 or Uint4 if p points to words of codes, otherwise Nothing.
@@ -154,6 +163,7 @@ class KvTensor {
     KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null",
                                       "kv: the pointer to keys or values is not aligned for its elements"));
     for (const int64_t stride : strides_) {
+      if (stride == detail::kTooFar) return invalid("kv: the positions, heads and columns of a block exceed 64 bits");
       if (stride < 0) return invalid("kv: a stride is negative");
       if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
     }
@@ -198,20 +208,24 @@ class KvTensor {
 // Blocks of `positions` positions (of a page, or the capacity of a sequence); all heads of a position are adjacent.
 template <class T>
 KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) {
-  return {p, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
+  const int64_t position = detail::stride_of(heads, dim);
+  return {p, detail::stride_of(positions, position), position, dim, {positions, heads, dim}};
 }
 template <class Format, class T>
 KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) {
-  return {words, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
+  const int64_t position = detail::stride_of(heads, dim);
+  return {words, detail::stride_of(positions, position), position, dim, {positions, heads, dim}};
 }
 // Blocks in which all positions of a head are adjacent.
 template <class T>
 KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) {
-  return {p, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
+  const int64_t head = detail::stride_of(positions, dim);
+  return {p, detail::stride_of(heads, head), dim, head, {positions, heads, dim}};
 }
 template <class Format, class T>
 KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) {
-  return {words, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
+  const int64_t head = detail::stride_of(positions, dim);
+  return {words, detail::stride_of(heads, head), dim, head, {positions, heads, dim}};
 }
 // Any other order, with strides in elements. Calls cannot check its positions, heads and dim.
 template <class T>

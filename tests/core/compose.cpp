@@ -548,6 +548,20 @@ TEST_CASE("an amplitude of rope that is not finite is refused") {
   for (const float wrong : {INFINITY, -INFINITY, NAN}) CHECK(by(wrong) == "rope: the amplitude is not finite");
 }
 
+TEST_CASE("blocks of keys that exceed 64 bits are refused") {
+  const auto of = [](const auto& tensor, int64_t heads) { return std::string(tensor.check(heads, 8).reason()); };
+  constexpr int64_t huge = int64_t(1) << 62;
+  const std::string too_far = "kv: the positions, heads and columns of a block exceed 64 bits";
+  CHECK(of(k::nhd(x, 4, 2, 8), 2) == "ok");
+  CHECK(of(k::nhd(x, huge / 16, 2, 8), 2) == "ok");
+  CHECK(of(k::nhd(x, huge, 2, 8), 2) == too_far);
+  CHECK(of(k::hnd(x, huge, 2, 8), 2) == too_far);
+  CHECK(of(k::hnd(x, 2, huge, 8), huge) == too_far);
+  CHECK(of(k::nhd(x, 0, huge, 8), huge) == too_far);
+  CHECK(of(k::nhd(x, -4, 2, 8), 2) == "kv: a stride is negative");
+  CHECK(of(k::nhd(x, 4, 2, std::numeric_limits<int64_t>::min() / 2), 2) == "kv: a stride is negative");
+}
+
 TEST_CASE("a ring with more positions than its view has is refused") {
   const int32_t at[4] = {}, table[4] = {}, lengths[4] = {};
   const auto tensor = k::nhd(y, 4, 1, 8);
