@@ -151,6 +151,13 @@ TEST_CASE("wrong arguments are named") {
   CHECK(reason(S{}.step(seeds, -2)) == "sample: step: the stride is negative");
   CHECK(reason(S{}.bias(nullptr, 0)) == "sample: bias: the pointer is null");
   CHECK(reason(S{}.bias(x.data(), 63)) == "sample: bias: ld is neither 0 nor at least the vocabulary");
+  constexpr int64_t far = std::numeric_limits<int64_t>::max() / 8;
+  CHECK(reason(S{}.bias(x.data(), 2 * far + 2)) == "sample: bias: rows x ld exceeds 64 bits");
+  CHECK(reason(S{}.allowed(words.data(), 2 * far + 2)) == "sample: allowed: rows x ld exceeds 64 bits");
+  CHECK(reason(S{}.counts(some.data(), 2 * far + 2)) == "sample: counts: rows x ld exceeds 64 bits");
+  CHECK(reason(S{}.previous(some.data(), 2 * far + 2, some.data())) == "sample: previous: rows x ld exceeds 64 bits");
+  CHECK(reason(S{}.temperature(x.data(), 2 * far + 2)) == "sample: temperature: rows x stride exceeds 64 bits");
+  CHECK(reason(S{}.seed(seeds, far + 1)) == "sample: seed: rows x stride exceeds 64 bits");
   CHECK(reason(S{}.allowed(nullptr, 2)) == "sample: allowed: the pointer is null");
   CHECK(reason(S{}.allowed(words.data(), 1)) ==
         "sample: allowed: ld is neither 0 nor at least vocabulary / 32, rounded up");

@@ -46,10 +46,12 @@ class RowValue {
   KERNELS_HD bool for_each_row() const { return p_ != nullptr && stride_ != 0; }
   T value() const { return value_; }
   KERNELS_HD T at(int64_t row) const { return p_ == nullptr ? value_ : p_[row * stride_]; }
-  Status check(const char* null, const char* misaligned, const char* negative) const {
+  Status check(int64_t rows, const char* null, const char* misaligned, const char* negative,
+               const char* too_far) const {
     if (!on_device_) return {};
     KERNELS_TRY(check_pointer(p_, null, misaligned));
-    return stride_ < 0 ? invalid(negative) : Status{};
+    if (stride_ < 0) return invalid(negative);
+    return rows_overflow<T>(rows, stride_) ? invalid(too_far) : Status{};
   }
 
  private:
@@ -361,10 +363,11 @@ inline Status check_vocabulary(int64_t rows, int64_t vocabulary) {
   return {};
 }
 template <class T>
-Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null, const char* misaligned,
-                     const char* stride, bool repeats) {
-  KERNELS_TRY(check_pointer(rows.p, null, misaligned));
-  return rows.ld >= least || (repeats && rows.ld == 0) ? Status{} : invalid(stride);
+Status check_rows_of(const StridedRows<T>& from, int64_t rows, int64_t least, const char* null, const char* misaligned,
+                     const char* stride, const char* too_far) {
+  KERNELS_TRY(check_pointer(from.p, null, misaligned));
+  if (from.ld < least && from.ld != 0) return invalid(stride);
+  return rows_overflow<T>(rows, from.ld) ? invalid(too_far) : Status{};
 }
 
 }  // namespace detail
@@ -372,9 +375,9 @@ Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null
 inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   using detail::within_numbers;
   KERNELS_TRY(detail::check_vocabulary(rows, vocabulary));
-#define KERNELS_POINTER(name, what)                                                                               \
-  KERNELS_TRY(o_.name.check(what ": the pointer is null", what ": the pointer is not aligned for its elements", \
-                            what ": the stride is negative"))
+#define KERNELS_POINTER(name, what)                                                                                   \
+  KERNELS_TRY(o_.name.check(rows, what ": the pointer is null", what ": the pointer is not aligned for its elements", \
+                            what ": the stride is negative", what ": rows x stride exceeds 64 bits"))
 #define KERNELS_NUMBER(name, what, limits, right) \
   KERNELS_POINTER(name, what);                    \
   if (const auto v = o_.name.value(); !o_.name.on_device() && !(right)) return invalid(what " " limits)
@@ -394,24 +397,26 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   if (!within_numbers(o_.soft_cap, 0.f, most)) return invalid("soft_cap is negative, infinite or NaN");
   if (rows == 0) return {};
   if (o_.says_bias) {
-    KERNELS_TRY(check_rows_of(o_.bias, vocabulary, "bias: the pointer is null",
+    KERNELS_TRY(check_rows_of(o_.bias, rows, vocabulary, "bias: the pointer is null",
                               "bias: the pointer is not aligned for its elements",
-                              "bias: ld is neither 0 nor at least the vocabulary", true));
+                              "bias: ld is neither 0 nor at least the vocabulary", "bias: rows x ld exceeds 64 bits"));
   }
   if (o_.says_allowed) {
-    KERNELS_TRY(check_rows_of(o_.allowed, (vocabulary + 31) / 32, "allowed: the pointer is null",
+    KERNELS_TRY(check_rows_of(o_.allowed, rows, (vocabulary + 31) / 32, "allowed: the pointer is null",
                               "allowed: the pointer is not aligned for its words",
-                              "allowed: ld is neither 0 nor at least vocabulary / 32, rounded up", true));
+                              "allowed: ld is neither 0 nor at least vocabulary / 32, rounded up",
+                              "allowed: rows x ld exceeds 64 bits"));
   }
   if (o_.says_counts) {
-    KERNELS_TRY(check_rows_of(o_.counts, vocabulary, "counts: the pointer is null",
+    KERNELS_TRY(check_rows_of(o_.counts, rows, vocabulary, "counts: the pointer is null",
                               "counts: the pointer is not aligned for its elements",
-                              "counts: ld is neither 0 nor at least the vocabulary", true));
+                              "counts: ld is neither 0 nor at least the vocabulary",
+                              "counts: rows x ld exceeds 64 bits"));
   }
   if (o_.says_previous) {
-    KERNELS_TRY(check_rows_of(o_.previous, 0, "previous: the pointer to tokens is null",
+    KERNELS_TRY(check_rows_of(o_.previous, rows, 0, "previous: the pointer to tokens is null",
                               "previous: the pointer to tokens is not aligned for its elements",
-                              "previous: ld is negative", true));
+                              "previous: ld is negative", "previous: rows x ld exceeds 64 bits"));
     KERNELS_TRY(detail::check_pointer(o_.lengths, "previous: the pointer to lengths is null",
                                       "previous: the pointer to lengths is not aligned for its elements"));
   }

@@ -96,5 +96,12 @@ Status check_pointer(const T* p, const char* null, const char* misaligned) {
   if (p == nullptr) return invalid(null);
   return reinterpret_cast<uintptr_t>(p) % alignof(T) == 0 ? Status{} : invalid(misaligned);
 }
+
+// Whether so many rows, `ld` elements apart, exceed 63 bits of bytes. rows is not negative here.
+template <class T>
+bool rows_overflow(int64_t rows, int64_t ld) {
+  const int64_t limit = INT64_MAX / int64_t(sizeof(T));
+  return ld > 0 && rows > limit / ld;
+}
 }  // namespace detail
 KERNELS_END

@@ -26,13 +26,6 @@ int aligned_pack(const T* p, int64_t ld, int widest) {
 // The row stride of single-row functors. No address depends on it, and no alignment.
 constexpr int64_t kOneRow = -(int64_t(1) << 56);
 
-// rows and cols are not negative here.
-template <class T>
-bool rows_overflow(int64_t rows, int64_t ld) {
-  const int64_t limit = INT64_MAX / int64_t(sizeof(T));
-  return ld > 0 && rows > limit / ld;
-}
-
 // How many rows give `rows` rows if each gives `times`.
 constexpr int64_t rows_for(int64_t rows, int64_t times) { return rows / times + (rows % times != 0); }
 
