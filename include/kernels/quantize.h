@@ -69,9 +69,11 @@ class QuantizeBy : public Functor {
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, const typename S::Fetched& given, int64_t row, int64_t col) const {
     const float scale = S::scale(given), factor = scale != 0.f ? detail::bounded(1.f / scale) : 0.f;
-    auto codes = convert<float>(v) * factor;
-    if constexpr (S::has_zeros) codes = codes + S::zero(given);
-    write<N>(q_ + row * ld_ + col, convert<T>(codes));
+    if constexpr (S::has_zeros) {
+      write<N>(q_ + row * ld_ + col, convert<T>(times_once(convert<float>(v), factor) + S::zero(given)));
+    } else {
+      write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * factor));
+    }
   }
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {

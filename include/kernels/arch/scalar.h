@@ -19,6 +19,16 @@ KERNELS_INLINE inline V held(V v) {
   return v;
 }
 
+// A result, rounded here. GCC would fuse a product with the next sum, also where a conversion to double and back is
+// written between them: it does not change the number, so GCC removes it.
+template <class V>
+KERNELS_HD V rounded(V v) {
+#if defined(__GNUC__) && !defined(__clang__) && defined(__FMA__) && !defined(KERNELS_DEVICE_CODE)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 #if defined(__CUDACC__)
 
 // 2^x to 2 units in the last place; results below 2^-126 are 0. __expf and exp2f spend three more instructions on

@@ -158,6 +158,30 @@ KERNELS_HD float over_once(float a, float b) {
 #endif
 }
 
+// A product rounded once, which no compiler fuses with the next sum.
+KERNELS_HD float times_once(float a, float b) {
+#if defined(KERNELS_DEVICE_CODE)
+  return __fmul_rn(a, b);
+#else
+  return arch::rounded(a * b);
+#endif
+}
+KERNELS_HD double times_once(double a, double b) {
+#if defined(KERNELS_DEVICE_CODE)
+  return __dmul_rn(a, b);
+#else
+  return arch::rounded(a * b);
+#endif
+}
+template <int N>
+KERNELS_HD Pack<float, N> times_once(const Pack<float, N>& v, float factor) {
+#if KERNELS_VECTORS && !defined(KERNELS_DEVICE_CODE)
+  if constexpr (detail::in_vectors<float, N>)
+    return bit_cast<Pack<float, N>>(arch::rounded(bit_cast<detail::VectorOf<float, N>>(v) * factor));
+#endif
+  return transform(v, [factor](float x) { return times_once(x, factor); });
+}
+
 // 1 / x for x >= 1; 0 where that would be subnormal.
 KERNELS_HD float inverse(float x) {
 #if defined(KERNELS_DEVICE_CODE)

@@ -7,27 +7,12 @@
 KERNELS_BEGIN
 namespace detail {
 
-// One operation, rounded once, which no compiler fuses with the next. On the host a double holds a product of floats
-// exactly; sums and quotients in double, rounded to float, are correct as well.
+// A sum rounded once, which no compiler fuses with the next operation. Products and quotients are in math.h.
 KERNELS_HD float add_once(float a, float b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __fadd_rn(a, b);
 #else
   return float(double(a) + double(b));
-#endif
-}
-KERNELS_HD float times_once(float a, float b) {
-#if defined(KERNELS_DEVICE_CODE)
-  return __fmul_rn(a, b);
-#else
-  return float(double(a) * double(b));
-#endif
-}
-KERNELS_HD double times_once(double a, double b) {
-#if defined(KERNELS_DEVICE_CODE)
-  return __dmul_rn(a, b);
-#else
-  return a * b;
 #endif
 }
 
