@@ -69,7 +69,8 @@ class TensorRows {
                        kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
   static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16,
                        kQueries = kQueryParts * rows * kQueryPitch;
-  static constexpr int kStatic = 6 << 10;  // static shared memory, an upper bound in bytes
+  // Static shared memory, an upper bound in bytes. Without scales DecodeRing prefetches page tables to some of it.
+  static constexpr int kStatic = (6 << 10) + (Keys::scaled || Values::scaled ? 0 : 256);
   static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;
   static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
