@@ -231,13 +231,19 @@ void measure(const Shape& s) {
   for (const int64_t tokens : {512, 2048}) std::make_shared<Case<kDim>>("prompt", s, 1, tokens, 0)->start();
 }
 
+template <class Weights>
+void measure_codes(const Shape& s) {
+  std::make_shared<Case<128, Weights>>("step", s, 1, 1, 120)->start();
+  for (const int64_t texts : {8, 32}) std::make_shared<Case<128, Weights>>("step", s, texts, 1, 1000)->start();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   measure<64>(kLlama1b);
   measure<128>(kMistral7b);
-  std::make_shared<Case<128, RowScaled<k::float8_e4m3>>>("step", kMistral7b, 1, 1, 120)->start();
-  std::make_shared<Case<128, RowScaled<int8_t>>>("step", kMistral7b, 1, 1, 120)->start();
-  std::make_shared<Case<128, Grouped>>("step", kMistral7b, 1, 1, 120)->start();
+  measure_codes<RowScaled<k::float8_e4m3>>(kMistral7b);
+  measure_codes<RowScaled<int8_t>>(kMistral7b);
+  measure_codes<Grouped>(kMistral7b);
   return bench::run(argc, argv, {});
 }
