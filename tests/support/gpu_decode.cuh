@@ -27,6 +27,14 @@ inline Precision precision_of(k::DecodeMode mode, DType keys, DType values, bool
   return p;
 }
 
+// So many sequences that codes of two heads are worked on together, where there are four heads of keys or more.
+constexpr size_t kMany = 80;
+inline std::vector<int64_t> many_lengths() {
+  std::vector<int64_t> lengths(kMany);
+  for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = int64_t(i * i * 37 % 200);
+  return lengths;
+}
+
 // decode() in a workspace of its own; twice, as the same input gives the same bits.
 template <int kDim, class TQ, class TO, class View, class K, class V, class S>
 void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key,
