@@ -46,9 +46,10 @@ class TensorRows {
   static_assert(kHeads == 1 || kTeams == 1, "rows of two heads stand in one tile");
   static constexpr bool fills_shared = true;
   static constexpr bool short_of_registers = kTeams > 1 || kHeads > 1;
+  static constexpr bool kScaled = Keys::scaled || Values::scaled;
   // Whether there is a variant that copies old keys before the preceding kernel has ended. With scales, or more rows,
   // registers are short: int4 in pages took 171 us instead of 140 (H200, 64 sequences of 4,096 keys).
-  static constexpr bool fills_early = rows == 8 && is_kv_cache<typename P::Kv> && !Keys::scaled && !Values::scaled;
+  static constexpr bool fills_early = rows == 8 && is_kv_cache<typename P::Kv> && !kScaled;
   using Schedule = DecodeSchedule<P, warps / kTeams * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   // Tiles of 16 keys in a stage.
@@ -70,9 +71,9 @@ class TensorRows {
   static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16,
                        kQueries = kQueryParts * rows * kQueryPitch;
   // Static shared memory, an upper bound in bytes. Without scales DecodeRing prefetches page tables to some of it.
-  static constexpr int kStatic = (6 << 10) + (Keys::scaled || Values::scaled ? 0 : 256);
+  static constexpr int kStatic = (6 << 10) + (kScaled ? 0 : 256);
   static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;
-  static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
+  static constexpr int kSlotScales = kScaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
               most = room / (warps_of(architecture) / kTeams * (kSlot + 4 * kSlotScales));

@@ -243,8 +243,7 @@ struct StreamedWeights<P, T, true, kThreads, kStep> {
         if constexpr (by_group) {
           const Scale* const scale = reinterpret_cast<const Scale*>(stage + scales_at_ + i * (8 * kScaleRow) +
                                                                     offset_of_group<Scale>(first, first + group));
-          if constexpr (scales_sums)
-            factors_[i] = *scale;
+          if constexpr (scales_sums) factors_[i] = *scale;
           else factors_[i] = pair_of_scale<T>(*scale);
         }
         if constexpr (zeroed)
